@@ -1,0 +1,1 @@
+"""The ground floor: durable files, processes, tasks, ids, time and units. Knows nothing of sandboxes."""

@@ -1,0 +1,65 @@
+"""Tasks that are never lost and cleanups that always run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+import anyio
+
+T = TypeVar("T")
+
+
+async def finish(cleanup: Coroutine[Any, Any, None], *, within_s: float) -> None:
+    """Run `cleanup` to its end, at most `within_s` seconds, however often the caller is cancelled.
+
+    A cancellation that arrives meanwhile is raised again afterwards. The shield keeps anyio's scopes,
+    which a streaming response runs in, from cancelling each await of the cleanup again.
+    """
+
+    async def bounded() -> None:
+        async with asyncio.timeout(within_s):
+            await cleanup
+
+    task = asyncio.create_task(bounded(), name="cleanup")
+    cancelled: asyncio.CancelledError | None = None
+    with anyio.CancelScope(shield=True):
+        while not task.done():
+            try:
+                await asyncio.wait({task})
+            except asyncio.CancelledError as exc:
+                cancelled = exc
+    if cancelled is not None:
+        if not task.cancelled() and (failure := task.exception()) is not None:
+            cancelled.add_note(f"cleanup also failed: {failure!r}")
+        raise cancelled
+    task.result()
+
+
+class Supervisor:
+    """Owns background tasks: keeps a reference, names them, reports their failures."""
+
+    def __init__(self, on_failure: Callable[[str, BaseException], None]) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._on_failure = on_failure
+
+    def spawn(self, coro: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
+        """Start `coro` as a task called `name`; its failure goes to `on_failure`."""
+        task = asyncio.create_task(coro, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._reaped)
+        return task
+
+    async def aclose(self, *, within_s: float = 10.0) -> None:
+        """Cancel all tasks and wait for them, at most `within_s` seconds."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=within_s)
+
+    def _reaped(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (exc := task.exception()) is not None:
+            self._on_failure(task.get_name(), exc)

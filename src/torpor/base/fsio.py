@@ -1,0 +1,192 @@
+"""Files that survive a crash, and short names for Unix sockets.
+
+The order is always: write to a temporary file in the same directory, fsync it, rename it into place,
+fsync the directory. After a crash the old content is there or the new, never a mix.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from torpor.errors import Busy, DataDamaged, NotFound
+
+_FICLONE = 0x40049409
+"""ioctl number of FICLONE, include/uapi/linux/fs.h."""
+
+
+def write_atomic(path: Path, data: bytes, *, mode: int = 0o600) -> None:
+    """Replace `path` with `data`; on any failure the old content stays and no temporary file is left."""
+    fd, tmp = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            os.fchmod(file.fileno(), mode)
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(tmp, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(tmp)
+        raise
+    fsync_dir(path.parent)
+
+
+def write_json(path: Path, value: object, *, mode: int = 0o600) -> None:
+    """Replace `path` with `value` as JSON, durably."""
+    write_atomic(path, json.dumps(value, indent=1, sort_keys=True).encode() + b"\n", mode=mode)
+
+
+def read_json(path: Path, *, limit_bytes: int = 16 << 20) -> object:
+    """Return the JSON in `path`.
+
+    Raises:
+        NotFound: there is no such file.
+        DataDamaged: it is too large or is not JSON.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(limit_bytes + 1)
+    except FileNotFoundError as exc:
+        raise NotFound(f"{path} does not exist", path=path) from exc
+    if len(data) > limit_bytes:
+        raise DataDamaged(f"{path} is over {limit_bytes} bytes", path=path)
+    try:
+        return json.loads(data)
+    except ValueError as exc:
+        raise DataDamaged(f"{path} is not JSON: {exc}", path=path) from exc
+
+
+def fsync_dir(path: Path) -> None:
+    """Make the names in directory `path` durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def fsync_file(path: Path) -> None:
+    """Make the content of file `path` durable."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def publish_dir(source: Path, target: Path) -> None:
+    """Rename directory `source` to `target` with all its files durable first; both on one file system.
+
+    Raises:
+        FileExistsError: `target` exists and is not empty; `source` stays as it was.
+    """
+    for root, _, files in os.walk(source):
+        for name in files:
+            file = Path(root) / name
+            if stat.S_ISREG(file.lstat().st_mode):
+                fsync_file(file)
+        fsync_dir(Path(root))
+    try:
+        os.rename(source, target)
+    except OSError as exc:
+        if target.exists():
+            raise FileExistsError(f"{target} exists") from exc
+        raise
+    fsync_dir(target.parent)
+
+
+def remove_tree(path: Path) -> None:
+    """Remove `path` and all below it; it is no failure if it is gone already."""
+    doomed = path.with_name(f".{path.name}.doomed")
+    try:
+        os.rename(
+            path, doomed
+        )  # out of sight at once: a half-removed tree is never taken for a whole one
+    except FileNotFoundError:
+        if not doomed.exists():
+            return
+    except OSError:
+        shutil.rmtree(doomed, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(path, doomed)
+    shutil.rmtree(doomed, ignore_errors=True)
+    with contextlib.suppress(FileNotFoundError):
+        fsync_dir(path.parent)
+
+
+def make_private_dir(path: Path, *, mode: int = 0o700) -> Path:
+    """Create directory `path` (and its parents) with `mode`, or leave an existing one as it is."""
+    path.mkdir(parents=True, exist_ok=True, mode=mode)
+    return path
+
+
+@contextlib.contextmanager
+def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
+    """Hold an exclusive lock on file `path`; the kernel drops it when the process ends, however it ends.
+
+    Raises:
+        Busy: `wait` is False and another process holds it.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError as exc:
+            raise Busy(f"{path} is held by another process", path=path) from exc
+        yield
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def socket_name(path: Path) -> Iterator[str]:
+    """Yield a name for the Unix socket at `path` that fits the kernel's limit of 108 bytes.
+
+    It goes through an open directory, so the directory's own path may be of any length.
+    """
+    fd = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{fd}/{path.name}"
+    finally:
+        os.close(fd)
+
+
+def can_reflink(directory: Path) -> bool:
+    """Return whether files in `directory` can share their blocks (XFS, btrfs), by trying it."""
+    with (
+        tempfile.NamedTemporaryFile(dir=directory) as source,
+        tempfile.NamedTemporaryFile(dir=directory) as target,
+    ):
+        source.write(b"\0" * 4096)
+        source.flush()
+        try:
+            fcntl.ioctl(target.fileno(), _FICLONE, source.fileno())
+        except OSError:
+            return False
+        return True
+
+
+def free_bytes(directory: Path) -> int:
+    """Return how many bytes an ordinary user may still write below `directory`."""
+    found = os.statvfs(directory)
+    return found.f_bavail * found.f_frsize
+
+
+def allocated_bytes(path: Path) -> int:
+    """Return the bytes of disk that `path` and all below it take, holes not counted; 0 if it is gone."""
+    total = 0
+    if path.is_file():
+        return path.lstat().st_blocks * 512
+    for root, _, files in os.walk(path):
+        for name in files:
+            with contextlib.suppress(FileNotFoundError):
+                total += (Path(root) / name).lstat().st_blocks * 512
+    return total

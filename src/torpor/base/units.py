@@ -1,0 +1,34 @@
+"""Units in numbers and in words."""
+
+from __future__ import annotations
+
+KIB = 1 << 10
+MIB = 1 << 20
+GIB = 1 << 30
+
+
+def format_bytes(size_bytes: float) -> str:
+    """Return a size as people read it: `0 B`, `1.5 MiB`, `12 GiB`."""
+    size = float(size_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" or size >= 10 else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def format_seconds(seconds: float) -> str:
+    """Return a duration as people read it: `12 ms`, `3.4 s`, `5 min 2 s`, `2 h 10 min`, `3 d 4 h`."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    for big, small, big_s, small_s in (
+        ("d", "h", 86400, 3600),
+        ("h", "min", 3600, 60),
+        ("min", "s", 60, 1),
+    ):
+        if whole >= big_s:
+            return f"{whole // big_s} {big} {whole % big_s // small_s} {small}"
+    return f"{whole} s"

@@ -1,0 +1,229 @@
+"""Every error that Torpor raises on purpose, as one tree.
+
+    TorporError
+    ├── InvalidRequest            400  the request itself cannot be right
+    ├── NotAuthenticated          401  no valid token
+    ├── NotFound                  404  no such sandbox, template, exec or path
+    ├── Conflict                  409  the name or place is taken
+    │   ├── WrongState            409  the object exists but its state forbids the request
+    │   └── Busy                  409  another request holds the object; try again
+    ├── LimitExceeded             413  a size, count or length over its limit
+    ├── InsufficientResources     507  the host has no memory or disk for it; nothing was made
+    ├── HostNotReady              503  something on the host is missing or too old
+    ├── DaemonUnreachable         503  no daemon answers
+    ├── OperationTimeout          504  it took longer than allowed
+    ├── VmmFailed                 500  the machine monitor failed or died
+    ├── GuestFailed               502  the guest answered with an error
+    │   └── GuestUnreachable      502  the guest does not answer
+    ├── CommandLost               502  a command's end cannot be known
+    ├── CommandFailed             422  a command ended with a status other than 0 (`check=True`)
+    ├── BuildFailed               500  a template could not be built
+    └── DataDamaged               500  stored data is not what was written
+
+Each class owns a stable `code`, an HTTP status, an exit code and whether a repeat of the same request
+can succeed. A message names the object, what is so and what was wanted; `hint` says what to do; `facts`
+holds the same for machines. Messages are never docstrings, so `python -OO` keeps them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+__all__ = [
+    "BuildFailed",
+    "Busy",
+    "CommandFailed",
+    "CommandLost",
+    "Conflict",
+    "DaemonUnreachable",
+    "DataDamaged",
+    "GuestFailed",
+    "GuestUnreachable",
+    "HostNotReady",
+    "InsufficientResources",
+    "InvalidRequest",
+    "LimitExceeded",
+    "NotAuthenticated",
+    "NotFound",
+    "OperationTimeout",
+    "TorporError",
+    "VmmFailed",
+    "WrongState",
+    "catalogue",
+    "error_from_wire",
+    "error_to_wire",
+]
+
+
+class TorporError(Exception):
+    """Base of every error this project raises on purpose; raised itself only for faults of ours."""
+
+    code: ClassVar[str] = "internal"
+    http_status: ClassVar[int] = 500
+    exit_code: ClassVar[int] = 1
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str, *, hint: str | None = None, **facts: object) -> None:
+        super().__init__(message)
+        self.hint = hint
+        self.facts: dict[str, object] = facts
+
+    @property
+    def message(self) -> str:
+        """The message alone, without the hint."""
+        return str(self.args[0]) if self.args else ""
+
+
+class InvalidRequest(TorporError):
+    """Raised when a value in the request cannot be right; nothing was done."""
+
+    code, http_status, exit_code = "request.invalid", 400, 64
+
+
+class NotAuthenticated(TorporError):
+    """Raised when the daemon wants a token and the request has none that is valid."""
+
+    code, http_status, exit_code = "request.not_authenticated", 401, 77
+
+
+class NotFound(TorporError):
+    """Raised when the sandbox, template, exec or path named does not exist."""
+
+    code, http_status, exit_code = "object.not_found", 404, 66
+
+
+class Conflict(TorporError):
+    """Raised when a name or place is taken, or the object is needed by another."""
+
+    code, http_status, exit_code = "object.conflict", 409, 73
+
+
+class WrongState(Conflict):
+    """Raised when the object exists but is not in a state that allows the request."""
+
+    code, http_status, exit_code = "object.wrong_state", 409, 65
+
+
+class Busy(Conflict):
+    """Raised when another request holds the object; the same request can succeed later."""
+
+    code, http_status, exit_code, retryable = "object.busy", 409, 75, True
+
+
+class LimitExceeded(TorporError):
+    """Raised when a size, count or length is over its limit."""
+
+    code, http_status, exit_code = "request.limit_exceeded", 413, 68
+
+
+class InsufficientResources(TorporError):
+    """Raised when the host has no memory or disk for the request; nothing was made."""
+
+    code, http_status, exit_code, retryable = "host.insufficient_resources", 507, 69, True
+
+
+class HostNotReady(TorporError):
+    """Raised when something on the host is missing or too old; the hint has the command that mends it."""
+
+    code, http_status, exit_code = "host.not_ready", 503, 78
+
+
+class DaemonUnreachable(TorporError):
+    """Raised by the client when no daemon answers and none could be started."""
+
+    code, http_status, exit_code, retryable = "daemon.unreachable", 503, 79, True
+
+
+class OperationTimeout(TorporError):
+    """Raised when an operation took longer than allowed; facts say what was done about it."""
+
+    code, http_status, exit_code, retryable = "operation.timeout", 504, 80, True
+
+
+class VmmFailed(TorporError):
+    """Raised when the machine monitor could not be started, refused a command or died."""
+
+    code, http_status, exit_code = "vmm.failed", 500, 81
+
+
+class GuestFailed(TorporError):
+    """Raised when the guest agent carried out a request and it failed there."""
+
+    code, http_status, exit_code = "guest.failed", 502, 82
+
+
+class GuestUnreachable(GuestFailed):
+    """Raised when the guest agent does not answer or the channel to it was cut."""
+
+    code, http_status, exit_code, retryable = "guest.unreachable", 502, 83, True
+
+
+class CommandLost(TorporError):
+    """Raised when a command was started and its end cannot be known; it is never invented."""
+
+    code, http_status, exit_code = "command.lost", 502, 84
+
+
+class CommandFailed(TorporError):
+    """Raised for `check=True` when a command ended with a status other than 0."""
+
+    code, http_status, exit_code = "command.failed", 422, 85
+
+
+class BuildFailed(TorporError):
+    """Raised when a template could not be built; facts have the step and the end of its log."""
+
+    code, http_status, exit_code = "template.build_failed", 500, 86
+
+
+class DataDamaged(TorporError):
+    """Raised when stored data is not what was written; nothing was changed."""
+
+    code, http_status, exit_code = "data.damaged", 500, 87
+
+
+def catalogue() -> Iterator[type[TorporError]]:
+    """Yield every error class, the base first."""
+    yield TorporError
+    pending = list(TorporError.__subclasses__())
+    while pending:
+        found = pending.pop(0)
+        if found.__module__ == __name__:
+            yield found
+        pending.extend(found.__subclasses__())
+
+
+def error_to_wire(error: TorporError) -> dict[str, object]:
+    """Return the flat JSON object that the REST API sends for `error`."""
+    return {
+        "error": error.message,
+        "code": error.code,
+        "hint": error.hint,
+        "retryable": error.retryable,
+        "facts": {key: _plain(value) for key, value in error.facts.items()},
+    }
+
+
+def error_from_wire(body: Mapping[str, Any]) -> TorporError:
+    """Return the error that `error_to_wire` described; an unknown code becomes a plain `TorporError`."""
+    by_code = {found.code: found for found in catalogue()}
+    cls = by_code.get(str(body.get("code")), TorporError)
+    facts = body.get("facts")
+    clean = (
+        {k: v for k, v in facts.items() if k not in ("message", "hint", "self")}
+        if isinstance(facts, dict)
+        else {}
+    )
+    hint = body.get("hint")
+    return cls(str(body.get("error") or "unknown error"), hint=str(hint) if hint else None, **clean)
+
+
+def _plain(value: object) -> object:
+    if value is None or isinstance(value, (str, int, float, bool)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_plain(v) for v in value]
+    return str(value)
