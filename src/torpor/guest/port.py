@@ -1,0 +1,159 @@
+"""`Guest`: what the rest of Torpor may ask of a running machine. One real implementation, one fake for tests."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
+from datetime import datetime
+from typing import Protocol
+
+from torpor.model import ExecEvent, ExecId, ExecInfo, ExecSpec, FileInfo, GuestInfo, ProcessInfo
+
+
+class Guest(Protocol):
+    """A connected guest agent.
+
+    Every call has a limit in time. All raise `GuestUnreachable` when the channel is cut or the agent does
+    not answer, `NotFound`, `InvalidRequest`, `Conflict` or `LimitExceeded` when the agent refuses, and
+    `GuestFailed` when the guest's kernel refuses (full disk, read-only, no permission). Nothing that the
+    guest sends is trusted: sizes, names and counts are bounded and checked.
+    """
+
+    @property
+    def info(self) -> GuestInfo:
+        """What the agent said when it was connected."""
+        ...
+
+    async def ping(self, *, timeout_s: float = 5.0) -> None:
+        """Return when the agent has answered."""
+        ...
+
+    async def exec_start(
+        self, exec_id: ExecId, spec: ExecSpec, *, output_limit_bytes: int | None = None
+    ) -> ExecInfo:
+        """Start a command; with an `exec_id` that exists already, start nothing and return that exec.
+
+        So a retry with the same id never starts a command twice. `output_limit_bytes` bounds what the
+        guest keeps of each stream (None: the agent's own limit); the command runs on beyond it.
+
+        Raises:
+            InvalidRequest: no such user, cwd or program, or the spec is malformed.
+            LimitExceeded: too many execs run already.
+        """
+        ...
+
+    def exec_attach(
+        self, exec_id: ExecId, *, stdout_offset: int = 0, stderr_offset: int = 0
+    ) -> AbstractAsyncContextManager[AsyncIterator[ExecEvent]]:
+        """Follow an exec from byte offsets on; leaving the context only detaches, the command runs on.
+
+        Yields `ExecStarted` first, then output as it comes, `ExecEnded` last. A reader that stalls holds
+        up nobody else, neither the command nor another reader. If the end cannot be known the iterator
+        raises `CommandLost`, never a made-up end.
+
+        Raises:
+            NotFound: no such exec (never was, or forgotten).
+            InvalidRequest: an offset beyond what was written.
+        """
+        ...
+
+    async def exec_stdin(self, exec_id: ExecId, data: bytes, *, eof: bool = False) -> None:
+        """Write to the command's stdin and return when the guest has taken all; `eof` closes it after."""
+        ...
+
+    async def exec_signal(self, exec_id: ExecId, signal: int) -> None:
+        """Send `signal` to the command; 9 kills its whole process tree. No effect when it has ended."""
+        ...
+
+    async def exec_get(self, exec_id: ExecId) -> ExecInfo:
+        """Return what is so about an exec."""
+        ...
+
+    async def exec_list(self) -> list[ExecInfo]:
+        """Return the execs the agent knows, running and ended, oldest first."""
+        ...
+
+    async def processes(self) -> list[ProcessInfo]:
+        """Return the guest's processes, kernel threads left out."""
+        ...
+
+    async def stat(self, path: str) -> FileInfo:
+        """Return what `path` (absolute) is; a symlink is not followed."""
+        ...
+
+    async def list_dir(self, path: str) -> list[FileInfo]:
+        """Return the names in a folder, sorted; at most 100,000."""
+        ...
+
+    def walk(self, path: str, *, max_depth: int | None = None) -> AsyncIterator[FileInfo]:
+        """Yield everything below a folder, parents before children; symlinks are not followed."""
+        ...
+
+    async def mkdir(self, path: str, *, parents: bool = True, mode: int = 0o755) -> FileInfo:
+        """Make a folder; with `parents` an existing one is no error."""
+        ...
+
+    async def remove(self, path: str, *, recursive: bool = False) -> None:
+        """Remove a file, symlink or folder; a folder that is not empty needs `recursive`."""
+        ...
+
+    async def rename(self, source: str, target: str) -> FileInfo:
+        """Rename within one file system of the guest, replacing a file at `target`."""
+        ...
+
+    def read(
+        self, path: str, *, offset: int = 0, limit_bytes: int | None = None
+    ) -> AsyncIterator[bytes]:
+        """Yield the bytes of a file in chunks of at most 64 KiB; host memory stays bounded."""
+        ...
+
+    async def write(
+        self,
+        path: str,
+        chunks: AsyncIterator[bytes],
+        *,
+        append: bool = False,
+        mode: int | None = None,
+        user: str | None = None,
+    ) -> FileInfo:
+        """Write a file from `chunks`; missing parent folders are made.
+
+        Without `append` the file is replaced at once when all has arrived: a reader sees the old content
+        or the new. If the channel is cut, or `chunks` raises, the old content stays and no temporary file
+        is left. Guest and host memory stay bounded. With `mode` None an existing file keeps its mode and
+        owner; a new one gets 0644.
+        """
+        ...
+
+    def pack(self, path: str) -> AsyncIterator[bytes]:
+        """Yield a folder (or file) as an uncompressed tar stream; names in it are relative to `path`."""
+        ...
+
+    async def unpack(
+        self, path: str, chunks: AsyncIterator[bytes], *, user: str | None = None
+    ) -> int:
+        """Unpack an uncompressed tar stream below folder `path` (made if missing); return the entries written.
+
+        Entries that would land outside `path` are refused before anything of them is written.
+        """
+        ...
+
+    async def set_clock(self, now: datetime) -> None:
+        """Set the guest's time of day."""
+        ...
+
+    async def grow_disk(self) -> int:
+        """Grow the root file system to its disk's size; return its size in bytes. Idempotent."""
+        ...
+
+    async def settle(self, *, timeout_s: float) -> None:
+        """Wait until the guest's start-up has finished, then sync, trim and drop caches (for templates)."""
+        ...
+
+    async def shutdown(self) -> None:
+        """Ask the guest to sync and power off; returns when it has agreed."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close the channel; execs run on."""
+        ...

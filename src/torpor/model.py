@@ -1,0 +1,257 @@
+"""The plain values that every room speaks: what a sandbox is, what an exec is, what a file is.
+
+All are frozen; units are in the names; times are aware and in UTC. Nothing here does any work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Literal, NewType
+
+SandboxId = NewType("SandboxId", str)
+ExecId = NewType("ExecId", str)
+
+
+class SandboxState(StrEnum):
+    """Where a sandbox is in its life; the table of moves is `torpor.sandboxes.lifecycle`."""
+
+    CREATING = "creating"
+    RUNNING = "running"
+    PAUSING = "pausing"
+    PAUSED = "paused"
+    RESUMING = "resuming"
+    HIBERNATED = "hibernated"
+    STOPPED = "stopped"
+    FAILED = "failed"
+    DELETING = "deleting"
+    DELETED = "deleted"
+
+
+Network = Literal["user", "none"]
+OnTimeout = Literal["delete", "hibernate"]
+BootMode = Literal["cold", "restore", "resume"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxSpec:
+    """What a caller asks for; None means the template's default."""
+
+    template: str
+    vcpus: int | None = None
+    ram_mib: int | None = None
+    disk_gib: int | None = None
+    network: Network = "user"
+    env: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    ttl_seconds: int | None = None
+    """Seconds from creation after which `on_timeout` happens; None: never."""
+    on_timeout: OnTimeout = "delete"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxInfo:
+    """What is so about one sandbox."""
+
+    id: SandboxId
+    state: SandboxState
+    template: str
+    template_digest: str
+    vcpus: int
+    ram_mib: int
+    disk_gib: int
+    network: Network
+    env: Mapping[str, str]
+    metadata: Mapping[str, str]
+    ttl_seconds: int | None
+    on_timeout: OnTimeout
+    created_at: datetime
+    expires_at: datetime | None
+    boot_mode: BootMode | None = None
+    boot_ms: int | None = None
+    driver: str = "qemu"
+    accel: str | None = None
+    error: str | None = None
+    """Why it failed, with the last lines of its log; None unless `failed`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxFilter:
+    """Which sandboxes to list: all that match every condition given, newest first."""
+
+    states: tuple[SandboxState, ...] = ()
+    """Empty: all but `deleted`."""
+    template: str | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    limit: int = 100
+    """1 to 1000."""
+    cursor: str | None = None
+    """`next_cursor` of the page before."""
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxPage:
+    """One page of a listing."""
+
+    items: tuple[SandboxInfo, ...]
+    next_cursor: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemplateInfo:
+    """A built template that sandboxes can be made from."""
+
+    name: str
+    digest: str
+    """SHA-256 (hex) over the recipe, its files and the guest agent: equal digests are equal images."""
+    created_at: datetime
+    vcpus: int
+    ram_mib: int
+    disk_gib: int
+    size_bytes: int
+    """Bytes of disk that the image takes."""
+    default_user: str
+    default_cwd: str
+    env: Mapping[str, str]
+    description: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildEvent:
+    """One step of a template build as it goes on."""
+
+    step: str
+    """A short word: `plan`, `packages`, `files`, `run`, `image`, `boot`, `settle`, `publish`, `done`."""
+    message: str
+    """One line for people."""
+    fraction: float
+    """0.0 to 1.0 of the whole build, never going back."""
+    template: TemplateInfo | None = None
+    """Set in the last event only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecSpec:
+    """A command to run in a guest."""
+
+    command: str | tuple[str, ...]
+    """Text is run by `/bin/sh -c`; a tuple is run as it is."""
+    cwd: str | None = None
+    """None: the template's `default_cwd`."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Laid over the sandbox's environment, which lies over the image's."""
+    user: str | None = None
+    """Name or uid in the guest; None: the template's `default_user`."""
+    timeout_seconds: float | None = None
+    """After this the whole process tree is killed; None: no limit."""
+    stdin: bool = False
+    """True: stdin is a pipe that `exec_stdin` feeds; False: /dev/null."""
+    background: bool = False
+    """True: nobody waits for it; told apart in listings only."""
+
+
+ExecState = Literal["running", "exited", "lost"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecInfo:
+    """What is so about one exec."""
+
+    exec_id: ExecId
+    command: str | tuple[str, ...]
+    state: ExecState
+    """`lost`: the agent that watched it is gone, so its end is not known."""
+    pid: int | None
+    user: str
+    cwd: str
+    background: bool
+    started_at: datetime
+    exit_code: int | None = None
+    """0 to 255; 128 + n when signal n ended it; None while running and when lost."""
+    signal: int | None = None
+    timed_out: bool = False
+    oom_killed: bool = False
+    duration_ms: int | None = None
+    stdout_bytes: int = 0
+    stderr_bytes: int = 0
+    stdout_path: str = ""
+    """File in the guest with the whole stdout, up to the agent's spool limit."""
+    stderr_path: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ExecStarted:
+    """The command runs."""
+
+    exec_id: ExecId
+    pid: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ExecOutput:
+    """Bytes that the command wrote."""
+
+    stream: Literal["stdout", "stderr"]
+    offset: int
+    """Where `data` begins in the whole stream."""
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ExecEnded:
+    """The command's end, known for certain. Always the last event."""
+
+    info: ExecInfo
+
+
+ExecEvent = ExecStarted | ExecOutput | ExecEnded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessInfo:
+    """One process in the guest."""
+
+    pid: int
+    ppid: int
+    user: str
+    state: str
+    rss_bytes: int
+    command: str
+    exec_id: ExecId | None
+    """The exec whose tree it belongs to."""
+
+
+FileKind = Literal["file", "dir", "symlink", "other"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileInfo:
+    """One name in the guest's file system.
+
+    Names that are not UTF-8 carry their raw bytes as lone surrogates (`os.fsdecode`).
+    """
+
+    name: str
+    path: str
+    kind: FileKind
+    size_bytes: int
+    mode: int
+    """Permission bits, such as 0o644."""
+    user: str
+    group: str
+    modified_at: datetime
+    target: str | None = None
+    """Where a symlink points."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuestInfo:
+    """What the guest agent said of itself when it was connected."""
+
+    agent_version: str
+    protocol_version: int
+    capabilities: frozenset[str]
+    boot_id: str
+    agent_pid: int

@@ -1,0 +1,1 @@
+"""The engine: every sandbox's life, from create to delete."""

@@ -1,0 +1,1 @@
+"""Machine monitors behind one protocol; drivers do not know each other."""

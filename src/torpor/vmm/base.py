@@ -1,0 +1,128 @@
+"""The `Driver` protocol: how a machine is started, stopped and found again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from torpor.base.proc import ProcessId
+
+VmmStatus = Literal["running", "paused", "ended"]
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """The machine's root disk: immutable layers from the oldest on, and one that is written."""
+
+    layers: tuple[Path, ...]
+    """Read-only files, the oldest first. `.raw` is raw, `.qcow2` is qcow2."""
+    active: Path
+    """The qcow2 overlay that takes all writes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineSpec:
+    """What a VMM is started with."""
+
+    vcpus: int
+    ram_mib: int
+    network: Literal["user", "none"]
+    kernel: Path
+    initrd: Path
+    cmdline: str
+    disk: Disk
+
+
+@dataclass(frozen=True, slots=True)
+class HostSupport:
+    """What a driver found on this host."""
+
+    driver: str
+    usable: bool
+    version: str | None
+    accel: Literal["kvm", "tcg"] | None
+    reason: str
+    """Why this accelerator, or why the driver is not usable, in words."""
+    fix: str | None = None
+    """The command that mends it."""
+
+
+class Vmm(Protocol):
+    """One running machine monitor. It outlives the daemon; closing this object ends nothing."""
+
+    @property
+    def process(self) -> ProcessId:
+        """The VMM's process."""
+        ...
+
+    @property
+    def agent_socket(self) -> Path:
+        """The Unix socket that is the host end of the guest channel."""
+        ...
+
+    async def status(self) -> VmmStatus:
+        """Return what the machine does now; `ended` when the process is gone. Raises `VmmFailed`."""
+        ...
+
+    async def pause(self, *, timeout_s: float = 5.0) -> None:
+        """Stop the vCPUs. Idempotent. Raises `VmmFailed`; then the machine runs on or has ended."""
+        ...
+
+    async def resume(self, *, timeout_s: float = 5.0) -> None:
+        """Let the vCPUs run. Idempotent. Raises `VmmFailed`."""
+        ...
+
+    async def kill(self) -> None:
+        """End the process at once and wait until it is gone. Idempotent; never raises for a dead VMM."""
+        ...
+
+    async def wait(self) -> None:
+        """Return when the process has ended."""
+        ...
+
+    async def aclose(self) -> None:
+        """Let go of the control socket; the machine runs on."""
+        ...
+
+
+class Driver(Protocol):
+    """Starts machines of one kind."""
+
+    name: str
+
+    async def probe(self) -> HostSupport:
+        """Say whether and how this driver works here. Never raises for a host that lacks something."""
+        ...
+
+    async def create_overlay(self, path: Path, size_bytes: int) -> None:
+        """Make an empty writable layer at `path`. Raises `InsufficientResources` on a full disk."""
+        ...
+
+    async def start(self, folder: Path, spec: MachineSpec) -> Vmm:
+        """Start a machine whose sockets, logs and RAM live in `folder`, vCPUs running.
+
+        On failure no process is left and the error has the end of the VMM's log. `folder/vmm.json` is
+        written, durably, with the process's identity before this returns.
+
+        Raises:
+            HostNotReady: QEMU is missing or too old.
+            VmmFailed: it did not start.
+        """
+        ...
+
+    async def adopt(self, folder: Path) -> Vmm | None:
+        """Return the machine that an earlier daemon started in `folder`, or None if it is gone.
+
+        Raises:
+            VmmFailed: the process lives but its control socket does not answer.
+        """
+        ...
+
+    async def sweep(self, folder: Path) -> None:
+        """End whatever process still belongs to `folder`, recorded in it or found running in it."""
+        ...
+
+    def console(self, folder: Path) -> Path:
+        """Return the file with the machine's console output."""
+        ...
