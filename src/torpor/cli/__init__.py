@@ -1,0 +1,1 @@
+"""The command line: SDK calls, in words for people and JSON for programs."""
