@@ -118,6 +118,8 @@ def _note(
 def run() -> None:
     """Run the command line with `sys.argv`."""
     warnings.showwarning = _note
+    # httpx imports its own command line, with 40 ms of pygments and rich, unless it finds none.
+    sys.modules["httpx._main"] = None  # type: ignore[assignment]
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
