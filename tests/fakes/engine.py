@@ -240,6 +240,11 @@ class FakeEngine:
     def __init__(self, home: Home | None = None) -> None:
         self.home = home
         self.sandboxes: dict[SandboxId, FakeSandbox] = {}
+        self.built: dict[str, TemplateInfo] = {}
+        self.reset()
+
+    def reset(self) -> None:
+        self.sandboxes = {}
         self.built = {name: fake_template(name) for name in ("agent", "base")}
 
     async def start(self) -> None:

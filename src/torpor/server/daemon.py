@@ -124,16 +124,14 @@ async def _serve(options: Options, ready: _ReadyPipe) -> None:
         stack.push_async_callback(engine.aclose)
         await engine.start()
         servers = [
-            await stack.enter_async_context(
-                _listening(engine, listen_unix(home.socket), token=None)
-            )
+            await stack.enter_async_context(listening(engine, listen_unix(home.socket), token=None))
         ]
         stack.callback(home.socket.unlink, missing_ok=True)
         if options.host is not None:
             tcp = listen_tcp(options.host, options.port)
             log.info("listening on http://%s:%d", options.host, tcp.getsockname()[1])
             servers.append(
-                await stack.enter_async_context(_listening(engine, tcp, token=tcp_token(home)))
+                await stack.enter_async_context(listening(engine, tcp, token=tcp_token(home)))
             )
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
@@ -164,7 +162,7 @@ class _Server(uvicorn.Server):
 
 
 @contextlib.asynccontextmanager
-async def _listening(
+async def listening(
     engine: EnginePort, listener: socket.socket, *, token: str | None
 ) -> AsyncIterator[_Server]:
     """Serve on `listener` while the context lasts; requests in flight get `GRACE_S` seconds at its end."""
