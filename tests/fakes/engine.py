@@ -368,9 +368,9 @@ class FakeEngine:
     ) -> AsyncIterator[BuildEvent]:
         name = name_or_recipe
         if isinstance(name, Path):
-            if not name.is_file():
+            if not await asyncio.to_thread(name.is_file):
                 raise NotFound(f"there is no recipe {name}", path=name)
-            name = name.read_text().strip() or "empty"
+            name = (await asyncio.to_thread(name.read_text)).strip() or "empty"
         if name == "unheard-of":
             raise NotFound(f"no recipe is called {name!r}", hint="shipped: base, agent")
         yield BuildEvent(step="plan", message=f"planning {name}", fraction=0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import io
 import posixpath
@@ -172,9 +173,12 @@ class FakeFiles:
         data = bytearray()
         async for chunk in chunks:
             data += chunk
+        return await asyncio.to_thread(self._unpack, path, bytes(data))
+
+    def _unpack(self, path: str, data: bytes) -> int:
         self.mkdir(path, parents=True, mode=0o755)
         count = 0
-        with tarfile.open(fileobj=io.BytesIO(bytes(data)), mode="r:") as tar:
+        with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
             for member in tar:
                 count += 1
                 name = _norm(f"{path}/{member.name}")

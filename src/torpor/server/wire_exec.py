@@ -71,8 +71,8 @@ class ExecRequest(Wire):
             raise ValueError("give exactly one of `cmd` and `argv`")
         if self.argv is not None and not self.argv:
             raise ValueError("`argv` is empty")
-        if self.stdin is not None and self.stdin_b64 is not None:
-            raise ValueError("give at most one of `stdin` and `stdin_b64`")
+        if (self.stdin is not None) + (self.stdin_b64 is not None) + self.stdin_open > 1:
+            raise ValueError("give at most one of `stdin`, `stdin_b64` and `stdin_open`")
         return self
 
     def stdin_bytes(self) -> bytes | None:

@@ -33,7 +33,7 @@ def _start(body: ExecRequest) -> Start:
     return Start(
         spec=body.spec(),
         exec_id=new_exec_id(body.exec_id),
-        stdin=None if body.stdin_open and not body.stdin else body.stdin_bytes(),
+        stdin=body.stdin_bytes(),
         kill_on_disconnect=body.kill_on_disconnect,
     )
 

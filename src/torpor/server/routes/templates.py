@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import shutil
 import tempfile
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 
 from fastapi import APIRouter, Response
@@ -36,17 +39,26 @@ async def build_template(body: BuildRequest, engine: Engine) -> Streamed:
 
 
 async def _build(engine: EnginePort, body: BuildRequest) -> AsyncGenerator[bytes, None]:
-    with tempfile.TemporaryDirectory(prefix="torpor-recipe-") as scratch:
-        source: str | Path = body.name or ""
-        if body.recipe_path is not None:
-            source = Path(body.recipe_path)
-        elif body.recipe is not None:
-            source = Path(scratch) / "recipe.toml"
-            source.write_text(body.recipe, encoding="utf-8")
+    async with _source(body) as source:
         async for event in engine.build_template(source, force=body.force):
             yield sse(
                 "done" if event.template is not None else "progress", BuildEventWire.of(event)
             )
+
+
+@contextlib.asynccontextmanager
+async def _source(body: BuildRequest) -> AsyncIterator[str | Path]:
+    """Enter with what to build; a recipe that came as text is in a file while the context lasts."""
+    if body.recipe is None:
+        yield Path(body.recipe_path) if body.recipe_path is not None else body.name or ""
+        return
+    scratch = await asyncio.to_thread(tempfile.mkdtemp, prefix="torpor-recipe-")
+    try:
+        recipe = Path(scratch) / "recipe.toml"
+        await asyncio.to_thread(recipe.write_text, body.recipe, encoding="utf-8")
+        yield recipe
+    finally:
+        await asyncio.to_thread(shutil.rmtree, scratch, ignore_errors=True)
 
 
 @router.get("/{name}", response_model=TemplateWire)
