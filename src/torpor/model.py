@@ -63,12 +63,14 @@ class SandboxInfo:
     ram_mib: int
     disk_gib: int
     network: Network
-    env: Mapping[str, str]
+    env_names: tuple[str, ...]
+    """Names of the environment given at create; the values live in the machine alone."""
     metadata: Mapping[str, str]
     ttl_seconds: int | None
     on_timeout: OnTimeout
     created_at: datetime
     expires_at: datetime | None
+    """None: never, or not running down now (only running time counts)."""
     boot_mode: BootMode | None = None
     boot_ms: int | None = None
     driver: str = "qemu"
