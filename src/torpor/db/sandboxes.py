@@ -137,6 +137,10 @@ class SandboxRows:
             .values(**_values(row), deleted_at=_micros(at))
         )
 
+    def close(self) -> None:
+        """Close the database."""
+        self._database.close()
+
     def _write(self, statement: Any) -> None:
         try:
             with self._database.begin() as connection:
