@@ -54,10 +54,7 @@ class TemplateBooter:
                 yield guest
             finally:
                 await guest.aclose()
-            async with asyncio.timeout(_POWER_OFF_S):
-                await vmm.wait()
-        except TimeoutError as exc:
-            raise VmmFailed(f"the template did not power off within {_POWER_OFF_S:g} s") from exc
+            await self._powered_off(vmm)
         finally:
             await vmm.aclose()
             await finish(self._driver.sweep(folder), within_s=30.0)
@@ -70,3 +67,11 @@ class TemplateBooter:
             raise GuestUnreachable(
                 f"{exc.message}; its console ends with:\n{tail}", hint=exc.hint
             ) from exc
+
+    @staticmethod
+    async def _powered_off(vmm: Vmm) -> None:
+        try:
+            async with asyncio.timeout(_POWER_OFF_S):
+                await vmm.wait()
+        except TimeoutError as exc:
+            raise VmmFailed(f"the template did not power off within {_POWER_OFF_S:g} s") from exc
