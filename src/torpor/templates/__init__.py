@@ -1,0 +1,1 @@
+"""Templates: bootable images made from recipes, kept in the home by digest, pointed to by name."""
