@@ -75,7 +75,6 @@ class Home:
         """Create the folders that are missing; the root is passable but not readable for others."""
         make_private_dir(self.root)
         self.root.chmod(0o711)  # each VMM runs under a uid of its own and must reach its folder
-        for folder in (self.templates, self.sandboxes):
+        for folder in (self.templates, self.sandboxes, self.tmp):
             make_private_dir(folder, mode=0o711)
             folder.chmod(0o711)
-        make_private_dir(self.tmp)
