@@ -13,6 +13,7 @@ from contextlib import aclosing
 from pathlib import Path
 
 from torpor.base import proc
+from torpor.base.aio import finish
 from torpor.errors import (
     BuildFailed,
     HostNotReady,
@@ -65,7 +66,7 @@ async def bootstrap(plan: BuildPlan, work: Path, out: Path) -> AsyncGenerator[St
                 if (found := _parse(line)) is not None:
                     yield found
     finally:
-        await namespace.remove_image_tree(root)
+        await finish(namespace.remove_image_tree(root), within_s=300)
     yield Step("image", "the disk is written", 1.0)
 
 
