@@ -64,7 +64,7 @@ class TorporError(Exception):
     exit_code: ClassVar[int] = 1
     retryable: ClassVar[bool] = False
 
-    def __init__(self, message: str, *, hint: str | None = None, **facts: object) -> None:
+    def __init__(self, message: str, /, *, hint: str | None = None, **facts: object) -> None:
         super().__init__(message)
         self.hint = hint
         self.facts: dict[str, object] = facts
@@ -211,7 +211,7 @@ def error_from_wire(body: Mapping[str, Any]) -> TorporError:
     cls = by_code.get(str(body.get("code")), TorporError)
     facts = body.get("facts")
     clean = (
-        {k: v for k, v in facts.items() if k not in ("message", "hint", "self")}
+        {k: v for k, v in facts.items() if k not in ("hint", "self")}
         if isinstance(facts, dict)
         else {}
     )

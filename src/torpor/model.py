@@ -47,7 +47,7 @@ class SandboxSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     metadata: Mapping[str, str] = field(default_factory=dict)
     ttl_seconds: int | None = None
-    """Seconds from creation after which `on_timeout` happens; None: never."""
+    """Seconds of running after which `on_timeout` happens; None: never. Being paused uses up none."""
     on_timeout: OnTimeout = "delete"
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, and_, delete, insert, or_, select, update
 from sqlalchemy.exc import DatabaseError
 
+from torpor.base.ids import check_id
 from torpor.db.database import Database, translate
 from torpor.db.tables import sandbox
 from torpor.errors import InvalidRequest
@@ -137,6 +138,10 @@ class SandboxRows:
             .values(**_values(row), deleted_at=_micros(at))
         )
 
+    def close(self) -> None:
+        """Close the database."""
+        self._database.close()
+
     def _write(self, statement: Any) -> None:
         try:
             with self._database.begin() as connection:
@@ -222,9 +227,9 @@ def _encode_cursor(info: SandboxInfo) -> str:
 def _decode_cursor(text: str) -> tuple[int, str]:
     try:
         padded = text + "=" * (-len(text) % 4)
-        at, _, sandbox_id = base64.urlsafe_b64decode(padded.encode()).decode().partition(" ")
-        return int(at), sandbox_id
-    except (ValueError, binascii.Error, UnicodeError) as exc:
+        at, _, last = base64.b64decode(padded, altchars=b"-_", validate=True).decode().partition(" ")
+        return int(at), check_id(last, "sbx", "sandbox")
+    except (ValueError, binascii.Error, UnicodeError, InvalidRequest) as exc:
         raise InvalidRequest(
             f"the cursor {text!r} is not one of ours",
             hint="use next_cursor of the page before, unchanged",

@@ -24,6 +24,11 @@ class Guest(Protocol):
         """What the agent said when it was connected."""
         ...
 
+    @property
+    def closed(self) -> bool:
+        """Whether the channel is cut or was closed; then a new one must be connected."""
+        ...
+
     async def ping(self, *, timeout_s: float = 5.0) -> None:
         """Return when the agent has answered."""
         ...

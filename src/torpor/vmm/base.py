@@ -126,3 +126,7 @@ class Driver(Protocol):
     def console(self, folder: Path) -> Path:
         """Return the file with the machine's console output."""
         ...
+
+    def last_words(self, folder: Path) -> str:
+        """Return the last lines that the VMM itself printed; empty when there are none. Blocks."""
+        ...

@@ -87,7 +87,7 @@ class QemuDriver:
         except BaseException as exc:
             await finish(process.kill(within_s=15.0), within_s=20.0)
             if isinstance(exc, VmmFailed):
-                tail = await asyncio.to_thread(log_tail, folder)
+                tail = await asyncio.to_thread(self.last_words, folder)
                 raise VmmFailed(
                     f"QEMU did not start: {tail or exc.message}",
                     hint=f"its whole log is {folder / 'vmm.log'}",
@@ -116,15 +116,14 @@ class QemuDriver:
         """Return the file with the machine's console output."""
         return folder / "vm" / "console.log"
 
+    def last_words(self, folder: Path) -> str:
+        """Return the last lines of QEMU's own log. Blocks."""
+        return _tail(folder / "vmm.log", lines=12, limit_bytes=8192)
+
     async def _found(self) -> host.QemuHost:
         if self._host is None:
             self._host = await host.find_qemu()
         return self._host
-
-
-def log_tail(folder: Path, *, lines: int = 12, limit_bytes: int = 8192) -> str:
-    """Return the last lines of QEMU's log, at most `limit_bytes`; empty when there is none."""
-    return _tail(folder / "vmm.log", lines, limit_bytes)
 
 
 def _tail(path: Path, lines: int, limit_bytes: int) -> str:

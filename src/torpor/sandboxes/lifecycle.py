@@ -1,0 +1,63 @@
+"""The life of a sandbox as one table.
+
+Rule 1: every move is in this table and nowhere else. Rule 2: this file knows no machine; it does no work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torpor.errors import WrongState
+from torpor.model import SandboxId, SandboxState
+
+S = SandboxState
+
+MOVES: Mapping[SandboxState, frozenset[SandboxState]] = {
+    S.CREATING: frozenset({S.RUNNING, S.FAILED, S.DELETING}),
+    S.RUNNING: frozenset({S.PAUSING, S.STOPPED, S.FAILED, S.DELETING}),
+    S.PAUSING: frozenset({S.PAUSED, S.RUNNING, S.STOPPED, S.FAILED, S.DELETING}),
+    S.PAUSED: frozenset({S.RESUMING, S.STOPPED, S.FAILED, S.DELETING}),
+    S.RESUMING: frozenset({S.RUNNING, S.PAUSED, S.STOPPED, S.FAILED, S.DELETING}),
+    S.HIBERNATED: frozenset({S.DELETING}),
+    S.STOPPED: frozenset({S.DELETING}),
+    S.FAILED: frozenset({S.DELETING}),
+    S.DELETING: frozenset({S.DELETED}),
+    S.DELETED: frozenset(),
+}
+
+WITH_MACHINE = frozenset({S.CREATING, S.RUNNING, S.PAUSING, S.PAUSED, S.RESUMING})
+"""States in which a VMM may run and memory is taken."""
+
+TIME_RUNS = frozenset({S.RUNNING, S.PAUSING, S.STOPPED, S.FAILED})
+"""States that use up TTL. Being paused does not; neither does being made."""
+
+
+def check_move(sandbox_id: SandboxId, now: SandboxState, want: SandboxState) -> None:
+    """Raise `WrongState` unless the table allows `now` to become `want`."""
+    if want not in MOVES[now]:
+        sources = sorted(state for state, targets in MOVES.items() if want in targets)
+        raise WrongState(
+            f"sandbox {sandbox_id} is {now}; it cannot become {want}",
+            hint=f"it can from: {', '.join(sources)}",
+            sandbox_id=sandbox_id,
+            state=now,
+        )
+
+
+def require_running(sandbox_id: SandboxId, now: SandboxState) -> None:
+    """Raise `WrongState` unless the sandbox is running."""
+    if now is S.RUNNING:
+        return
+    hints = {
+        S.PAUSED: f"resume it first: torpor resume {sandbox_id}",
+        S.FAILED: f"see why: torpor get {sandbox_id}; then torpor rm {sandbox_id}",
+        S.STOPPED: "it powered itself off; create a new one",
+        S.DELETED: "create a new one",
+        S.CREATING: "wait for the create to return",
+    }
+    raise WrongState(
+        f"sandbox {sandbox_id} is {now}; running is wanted",
+        hint=hints.get(now, "try again in a moment"),
+        sandbox_id=sandbox_id,
+        state=now,
+    )
