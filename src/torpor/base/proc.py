@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -111,7 +111,7 @@ async def stream_lines(
     timeout_s: float,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
-) -> AsyncIterator[str]:
+) -> AsyncGenerator[str, None]:
     """Run `argv` and yield the lines of its stdout and stderr together as they come.
 
     The group is killed when the caller stops early.
