@@ -59,6 +59,10 @@ class TemplateBooter:
             await vmm.aclose()
             await finish(self._driver.sweep(folder), within_s=30.0)
 
+    async def sweep(self, work: Path) -> None:
+        """End a machine that still runs in `work` because its builder was killed."""
+        await self._driver.sweep(work / "machine")
+
     async def _connected(self, vmm: Vmm, folder: Path) -> Guest:
         try:
             return await self._connect_guest(vmm.agent_socket, epoch=1, timeout_s=_BOOT_S)

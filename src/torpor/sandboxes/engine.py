@@ -78,7 +78,7 @@ class Engine:
 
     async def start(self) -> None:
         """Adopt what an earlier daemon left, and begin."""
-        await asyncio.to_thread(self._parts.templates.clean)
+        await self._parts.templates.clean()
         for task in await recover(self._parts):
             self._tasks[task.info.id] = task
             task.start()
@@ -87,6 +87,7 @@ class Engine:
     async def aclose(self) -> None:
         """Stop; machines run on for the next daemon."""
         await self._supervisor.aclose()
+        await self._parts.templates.aclose()
         await asyncio.gather(*(task.aclose() for task in self._tasks.values()))
         await asyncio.to_thread(self._parts.rows.close)
 

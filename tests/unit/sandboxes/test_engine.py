@@ -49,7 +49,10 @@ class FakeTemplates:
         )
         self.deleted: list[str] = []
 
-    def clean(self) -> None:
+    async def clean(self) -> None:
+        pass
+
+    async def aclose(self) -> None:
         pass
 
     def get(self, name: str) -> Template:
