@@ -21,6 +21,7 @@ from torpor.base.fsio import (
     fsync_file,
     publish_dir,
     remove_tree,
+    write_atomic,
     write_json,
 )
 from torpor.base.home import Home

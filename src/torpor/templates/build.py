@@ -128,8 +128,8 @@ class Builder:
         return info
 
     async def _make(self, plan: BuildPlan, work: Path, log: BuildLog) -> TemplateInfo:
-        out = work / "out"
-        await asyncio.to_thread(_make_folders, work, out)
+        out, machine = work / "out", work / "vm"
+        await asyncio.to_thread(_make_folders, work, out, machine)
         async with aclosing(self.bootstrap(plan, work, out)) as steps:
             await _tell(steps, log)
         faults.reach("template.bootstrapped")
@@ -138,7 +138,7 @@ class Builder:
         for name in (manifest.KERNEL, manifest.INITRD):
             await asyncio.to_thread(seal, out / name)
         image = self._template(plan, out)
-        async with aclosing(settle(self.boot, image, work / "vm")) as steps:
+        async with aclosing(settle(self.boot, image, machine)) as steps:
             await _tell(steps, log)
         faults.reach("template.settled")
         log.say("publish", "computing checksums", 0.0)
@@ -224,8 +224,8 @@ async def _tell(steps: AsyncIterator[Step], log: BuildLog) -> None:
         log.say(step.step, step.message, step.share)
 
 
-def _make_folders(work: Path, out: Path) -> None:
-    for folder in (work, out):
+def _make_folders(*folders: Path) -> None:
+    for folder in folders:
         folder.mkdir()
         folder.chmod(
             0o711

@@ -94,7 +94,7 @@ async def _mmdebstrap(
 ) -> AsyncGenerator[Step, None]:
     progress = PackagesProgress()
     argv = mmdebstrap_argv(plan, root, hook, find_keyring())
-    yield Step("packages", f"reading package lists from {plan.mirror.main}", 0.0)
+    yield Step("packages", f"reading package lists from {plan.mirror.shown}", 0.0)
     async with aclosing(_lines("packages", argv, work)) as lines:
         async for line in lines:
             if (found := _parse(line)) is not None:

@@ -47,12 +47,12 @@ class Template:
     """A template and its files."""
 
     info: TemplateInfo
-    recipe_digest: str
-    """Digest of what it was made from; `info.digest` differs from it only for a forced second build."""
     disk: Path
     kernel: Path
     initrd: Path
     cmdline: str
+    recipe_digest: str = ""
+    """Digest of what it was made from; `info.digest` differs from it only for a forced second build."""
 
 
 def template_at(

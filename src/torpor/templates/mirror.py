@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import urlsplit, urlunsplit
 
 from torpor.errors import InvalidRequest
 
@@ -42,6 +42,12 @@ class Mirror:
     """None: security updates are not read during the build (the mirror may not carry them)."""
     found: str
     """Where the choice comes from, in words."""
+
+    @property
+    def shown(self) -> str:
+        """The main mirror without a password."""
+        parts = urlsplit(self.main)
+        return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
     def lines(self, suite: str, keyring: Path) -> list[str]:
         """Return the apt sources for a build of `suite`, signed by `keyring`."""
