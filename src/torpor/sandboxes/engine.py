@@ -82,8 +82,8 @@ class Engine:
         for task in await recover(self._parts):
             self._tasks[task.info.id] = task
             task.start()
-        await self._parts.templates.collect(
-            self._digests()
+        await asyncio.to_thread(
+            self._parts.templates.collect, self._digests()
         )  # images that were replaced while in use
         self._supervisor.launch(self._upkeep(), name="upkeep")
 
