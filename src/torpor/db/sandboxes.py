@@ -227,7 +227,9 @@ def _encode_cursor(info: SandboxInfo) -> str:
 def _decode_cursor(text: str) -> tuple[int, str]:
     try:
         padded = text + "=" * (-len(text) % 4)
-        at, _, last = base64.b64decode(padded, altchars=b"-_", validate=True).decode().partition(" ")
+        at, _, last = (
+            base64.b64decode(padded, altchars=b"-_", validate=True).decode().partition(" ")
+        )
         return int(at), check_id(last, "sbx", "sandbox")
     except (ValueError, binascii.Error, UnicodeError, InvalidRequest) as exc:
         raise InvalidRequest(

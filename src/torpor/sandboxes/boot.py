@@ -36,7 +36,7 @@ class TemplateBooter:
             GuestUnreachable: the agent did not answer; the message has the end of the console.
             VmmFailed: QEMU did not start, or the machine did not power off in time.
         """
-        folder = work / "machine"
+        folder = work
         await asyncio.to_thread(files.make_folder, folder)
         spec = MachineSpec(
             vcpus=image.info.vcpus,
@@ -60,8 +60,8 @@ class TemplateBooter:
             await finish(self._driver.sweep(folder), within_s=30.0)
 
     async def sweep(self, work: Path) -> None:
-        """End a machine that still runs in `work` because its builder was killed."""
-        await self._driver.sweep(work / "machine")
+        """End whatever machine still runs in `work`."""
+        await self._driver.sweep(work)
 
     async def _connected(self, vmm: Vmm, folder: Path) -> Guest:
         try:

@@ -16,7 +16,7 @@ from torpor.base.ids import check_id, new_id
 from torpor.db.database import Database
 from torpor.db.sandboxes import SandboxRow, SandboxRows
 from torpor.doctor import collect
-from torpor.errors import Conflict, HostNotReady, InvalidRequest, NotFound
+from torpor.errors import HostNotReady, InvalidRequest, NotFound
 from torpor.guest.client import connect
 from torpor.guest.port import Guest
 from torpor.model import (
@@ -82,6 +82,9 @@ class Engine:
         for task in await recover(self._parts):
             self._tasks[task.info.id] = task
             task.start()
+        await self._parts.templates.collect(
+            self._digests()
+        )  # images that were replaced while in use
         self._supervisor.launch(self._upkeep(), name="upkeep")
 
     async def aclose(self) -> None:
@@ -96,12 +99,12 @@ class Engine:
     async def create(self, spec: SandboxSpec) -> SandboxInfo:
         """Make a sandbox and return it running."""
         _check_words(spec)
-        template = await asyncio.to_thread(self._parts.templates.get, spec.template)
-        sizes = choose_sizes(spec, template.info)
         support = await self._parts.driver.probe()
         if not support.usable:
             raise HostNotReady(support.reason, hint=support.fix)
         async with self._admission:
+            template = await self._parts.templates.get(spec.template)
+            sizes = choose_sizes(spec, template.info)
             living = [task.info for task in self._tasks.values()]
             await asyncio.to_thread(check_room, sizes, living, self._parts.home.root)
             row = self._new_row(spec, sizes, template, support.accel)
@@ -186,11 +189,11 @@ class Engine:
 
     async def templates(self) -> tuple[TemplateInfo, ...]:
         """Return the built templates, by name."""
-        return await asyncio.to_thread(self._parts.templates.list)
+        return await self._parts.templates.list()
 
     async def template(self, name: str) -> TemplateInfo:
         """Return one built template."""
-        return (await asyncio.to_thread(self._parts.templates.get, name)).info
+        return (await self._parts.templates.get(name)).info
 
     def build_template(
         self, name_or_recipe: str | Path, *, force: bool = False
@@ -200,26 +203,17 @@ class Engine:
 
     async def delete_template(self, name: str) -> None:
         """Forget a template that no sandbox needs."""
-        template = await asyncio.to_thread(self._parts.templates.get, name)
         async with self._admission:  # no create may begin on it meanwhile
-            users = [
-                t.info.id
-                for t in self._tasks.values()
-                if t.info.template_digest == template.info.digest
-            ]
-            if users:
-                raise Conflict(
-                    f"the template {name} is needed by {len(users)} sandbox(es), such as {users[0]}",
-                    hint="delete them first: torpor rm",
-                    sandboxes=users[:20],
-                )
-            await asyncio.to_thread(self._parts.templates.delete, name)
+            await self._parts.templates.delete(name, needed=self._digests())
 
     async def doctor(self) -> dict[str, object]:
         """Return what `torpor doctor --json` prints."""
         return await collect(self._parts.home)
 
     # ---- inside ----
+
+    def _digests(self) -> frozenset[str]:
+        return frozenset(task.info.template_digest for task in self._tasks.values())
 
     def _new_row(
         self, spec: SandboxSpec, sizes: Sizes, template: Template, accel: str | None

@@ -11,7 +11,7 @@ from torpor.base.clock import Clock
 from torpor.base.home import Home
 from torpor.db.sandboxes import SandboxRows
 from torpor.guest.port import Guest
-from torpor.templates.store import TemplateStore
+from torpor.templates import TemplateStore
 from torpor.vmm.base import Driver
 
 

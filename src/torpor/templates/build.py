@@ -18,12 +18,12 @@ from torpor.base.home import Home
 from torpor.base.ids import new_id
 from torpor.base.units import GIB, format_bytes
 from torpor.errors import BuildFailed, DataDamaged, InsufficientResources, NotFound
+from torpor.layers.seal import seal
 from torpor.model import BuildEvent, TemplateInfo
 from torpor.templates import manifest, namespace, worklock
 from torpor.templates.manifest import Template
 from torpor.templates.plan import Bootstrapper, BuildPlan, Step
 from torpor.templates.settle import Booter, settle
-from torpor.vmm.qemu.confine import share_with_vmms
 
 NEEDED_BYTES = 3 * GIB
 """Free disk that a build wants to begin: the tree, the image made from it, and room for its boot."""
@@ -129,20 +129,20 @@ class Builder:
 
     async def _make(self, plan: BuildPlan, work: Path, log: BuildLog) -> TemplateInfo:
         out, machine = work / "out", work / "vm"
-        await asyncio.to_thread(_make_folders, work, out, machine)
+        await asyncio.to_thread(_make_folders, work, out)
         async with aclosing(self.bootstrap(plan, work, out)) as steps:
             await _tell(steps, log)
         faults.reach("template.bootstrapped")
         # a guest whose disk cannot grow hangs instead of failing, so there must be room before it boots
         await asyncio.to_thread(self._check_space, self.needed_bytes // 8)
         for name in (manifest.KERNEL, manifest.INITRD):
-            await asyncio.to_thread(share_with_vmms, out / name)
+            await asyncio.to_thread(seal, out / name)
         image = self._template(plan, out)
         async with aclosing(settle(self.boot, image, machine)) as steps:
             await _tell(steps, log)
         faults.reach("template.settled")
         log.say("publish", "computing checksums", 0.0)
-        await asyncio.to_thread(share_with_vmms, out / manifest.DISK)
+        await asyncio.to_thread(seal, out / manifest.DISK)
         await asyncio.to_thread(manifest.write_manifest, out, image)
         log.say("publish", "putting it into place", 0.9)
         return (await asyncio.to_thread(self._publish, out, image)).info

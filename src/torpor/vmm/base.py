@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from torpor.base.proc import ProcessId
+from torpor.layers.ram import RamLayer
 
 VmmStatus = Literal["running", "paused", "ended"]
 
@@ -32,6 +33,16 @@ class MachineSpec:
     initrd: Path
     cmdline: str
     disk: Disk
+
+
+@dataclass(frozen=True, slots=True)
+class SavedMachine:
+    """A stopped machine on disk, for the same driver, version and CPU to go on from."""
+
+    ram_image: Path
+    """Its whole memory, flat; mapped private, so never written."""
+    device_state: Path
+    """All else: CPUs and devices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +84,33 @@ class Vmm(Protocol):
         """Let the vCPUs run. Idempotent. Raises `VmmFailed`."""
         ...
 
+    async def save_devices(self) -> Path:
+        """Write the state of CPUs and devices of a paused machine; return the file, which the caller takes away.
+
+        Raises:
+            VmmFailed: it was not written; the machine is as it was.
+        """
+        ...
+
+    async def save_ram(self, path: Path) -> RamLayer:
+        """Write the pages of a paused machine that changed since its start as a RAM layer to `path` (new).
+
+        Not fsynced. On failure `path` is gone and the machine is as it was.
+
+        Raises:
+            VmmFailed: the memory cannot be read.
+            InsufficientResources: the disk is full.
+        """
+        ...
+
+    async def switch_disk(self, overlay: Path) -> None:
+        """Let all further writes of a paused machine go to `overlay` (empty); the layer before is then immutable.
+
+        Raises:
+            VmmFailed: nothing was switched.
+        """
+        ...
+
     async def kill(self) -> None:
         """End the process at once and wait until it is gone. Idempotent; never raises for a dead VMM."""
         ...
@@ -108,6 +146,17 @@ class Driver(Protocol):
         Raises:
             HostNotReady: QEMU is missing or too old.
             VmmFailed: it did not start.
+        """
+        ...
+
+    async def restore(self, folder: Path, spec: MachineSpec, saved: SavedMachine) -> Vmm:
+        """Start a machine as `start` does, but from `saved` and paused; `resume` lets it run on.
+
+        Its generation id is new, so that the guest's kernel seeds its randomness again.
+
+        Raises:
+            HostNotReady: QEMU is missing or too old.
+            VmmFailed: it did not start, or the state does not fit this QEMU or CPU.
         """
         ...
 

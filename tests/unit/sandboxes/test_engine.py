@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -31,7 +31,7 @@ from torpor.model import SandboxFilter, SandboxId, SandboxInfo, SandboxSpec, San
 from torpor.sandboxes import admission, engine
 from torpor.sandboxes.engine import Engine
 from torpor.sandboxes.parts import Parts
-from torpor.templates.store import Template
+from torpor.templates import Template
 
 S = SandboxState
 
@@ -55,12 +55,17 @@ class FakeTemplates:
     async def aclose(self) -> None:
         pass
 
-    def get(self, name: str) -> Template:
+    async def collect(self, needed: Collection[str]) -> None:
+        pass
+
+    async def get(self, name: str) -> Template:
         if name != "base":
             raise NotFound(f"there is no template {name}", hint="torpor template build base")
         return self._template
 
-    def delete(self, name: str) -> None:
+    async def delete(self, name: str, *, needed: Collection[str]) -> None:
+        if self._template.info.digest in needed:
+            raise Conflict(f"template {name} is needed by sandboxes")
         self.deleted.append(name)
 
 
@@ -474,7 +479,7 @@ def test_a_lost_channel_is_connected_anew(play: Play) -> None:
 def test_a_template_in_use_is_not_deleted(play: Play) -> None:
     async def scene(world: World) -> None:
         info = await world.create()
-        with pytest.raises(Conflict, match="needed by 1 sandbox"):
+        with pytest.raises(Conflict, match="needed by sandboxes"):
             await world.engine.delete_template("base")
         await world.engine.delete(info.id)
         await world.engine.delete_template("base")

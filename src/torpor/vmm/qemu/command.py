@@ -14,6 +14,11 @@ from torpor.vmm.qemu.host import Accel
 AGENT_PORT = "torpor.agent0"
 """Name of the virtio-serial port that the guest agent opens."""
 
+DISK_ID = "disk0"
+
+_INCOMING = ("-S", "-global", "migration.send-configuration=off", "-incoming", "defer")
+"""The saved state is that of `xen-save-devices-state`: devices only, no configuration section, no RAM."""
+
 _TCG_CACHE_MIB = 256
 """Translated code that one emulated machine may keep; QEMU's own default is 1 GiB on a large host."""
 
@@ -26,6 +31,8 @@ class Wiring:
     agent_fd: int
     console: str
     ram: str
+    restored: bool = False
+    """True: `ram` is a saved image, mapped so that nothing ever changes it, and the state is loaded later."""
 
 
 def build(binary: Path, accel: Accel, name: str, spec: MachineSpec, wiring: Wiring) -> list[str]:
@@ -45,7 +52,10 @@ def build(binary: Path, accel: Accel, name: str, spec: MachineSpec, wiring: Wiri
         "-m",
         str(spec.ram_mib),
         "-object",
-        f"memory-backend-file,id=ram,size={spec.ram_mib}M,mem-path={wiring.ram},share=off",
+        # readonly=on,rom=off: a private mapping of a file opened for reading. Without it the balloon's discard
+        # punches holes into the image that other machines map.
+        f"memory-backend-file,id=ram,size={spec.ram_mib}M,mem-path={wiring.ram},share=off"
+        + (",readonly=on,rom=off" if wiring.restored else ""),
         "-nodefaults",
         "-no-user-config",
         "-display",
@@ -66,7 +76,7 @@ def build(binary: Path, accel: Accel, name: str, spec: MachineSpec, wiring: Wiri
         f"virtserialport,chardev=agent,name={AGENT_PORT}",
         *_blockdevs(spec.disk),
         "-device",
-        "virtio-blk-pci,drive=top",
+        f"virtio-blk-pci,drive=top,id={DISK_ID}",
         "-device",
         "virtio-rng-pci",
         *_network(spec.network),
@@ -84,7 +94,13 @@ def build(binary: Path, accel: Accel, name: str, spec: MachineSpec, wiring: Wiri
         str(spec.initrd),
         "-append",
         spec.cmdline,
+        *(_INCOMING if wiring.restored else ()),
     ]
+
+
+def overlay_node(name: str, path: Path) -> dict[str, object]:
+    """Return the QMP arguments that add an empty overlay whose backing a snapshot will set."""
+    return _node(name, path, writable=True) | {"backing": None}
 
 
 def _blockdevs(disk: Disk) -> list[str]:
@@ -94,26 +110,29 @@ def _blockdevs(disk: Disk) -> list[str]:
     files: Sequence[Path] = (*disk.layers, disk.active)
     for number, path in enumerate(files):
         top = number == len(files) - 1
-        node = "top" if top else f"layer{number}"
-        qcow2 = path.suffix == ".qcow2"
-        blockdev: dict[str, object] = {
-            "driver": "qcow2" if qcow2 else "raw",
-            "node-name": node,
-            "read-only": not top,
-            "discard": "unmap",
-            "detect-zeroes": "unmap" if top else "off",
-            "file": {
-                "driver": "file",
-                "filename": str(path),
-                "read-only": not top,
-                "discard": "unmap",
-            },
-        }
-        if qcow2:
-            blockdev["backing"] = below
-        options += ["-blockdev", json.dumps(blockdev)]
-        below = node
+        name = "top" if top else f"layer{number}"
+        node = _node(name, path, writable=top)
+        if path.suffix == ".qcow2":
+            node["backing"] = below
+        options += ["-blockdev", json.dumps(node)]
+        below = name
     return options
+
+
+def _node(name: str, path: Path, *, writable: bool) -> dict[str, object]:
+    return {
+        "driver": "qcow2" if path.suffix == ".qcow2" else "raw",
+        "node-name": name,
+        "read-only": not writable,
+        "discard": "unmap",
+        "detect-zeroes": "unmap" if writable else "off",
+        "file": {
+            "driver": "file",
+            "filename": str(path),
+            "read-only": not writable,
+            "discard": "unmap",
+        },
+    }
 
 
 def _network(network: str) -> list[str]:

@@ -1,7 +1,7 @@
 """A VMM's own user: as root, each machine runs under a uid that owns its folder and nothing else.
 
 A VMM that its guest took over can then reach neither the daemon's files nor another machine's. Layers
-and templates are readable for the group `LAYERS_GID`, which every VMM has; they are writable for none.
+and templates are readable for a group that every VMM has (`layers.seal`); they are writable for none.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torpor.errors import HostNotReady
+from torpor.layers.seal import LAYERS_GID
 
 _FIRST_UID = 1_900_000_001
 """Above every range that systemd, containers and subuid files use (they end at 1879048191)."""
 _COUNT = 65_000
-LAYERS_GID = 1_900_000_000
-"""Group of the files that VMMs may read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +45,6 @@ def choose_user(machines: Path) -> User | None:
         f"no free user id for a machine below {machines}",
         hint="delete sandboxes that are not needed",
     )
-
-
-def share_with_vmms(path: Path) -> None:
-    """Make a finished file immutable, and readable for the VMMs when they run as other users."""
-    if os.geteuid() == 0:
-        os.chown(path, 0, LAYERS_GID)
-        path.chmod(0o440)
-    else:
-        path.chmod(0o400)
 
 
 def _kvm_group() -> tuple[int, ...]:

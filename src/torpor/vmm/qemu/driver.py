@@ -18,7 +18,7 @@ from torpor.base.aio import finish
 from torpor.base.fsio import read_json, socket_name, write_json
 from torpor.base.proc import ProcessId
 from torpor.errors import DataDamaged, InsufficientResources, NotFound, TorporError, VmmFailed
-from torpor.vmm.base import HostSupport, MachineSpec
+from torpor.vmm.base import HostSupport, MachineSpec, SavedMachine
 from torpor.vmm.qemu import command, confine, host
 from torpor.vmm.qemu.machine import QemuMachine, agent_socket, qmp_socket
 
@@ -62,17 +62,28 @@ class QemuDriver:
             HostNotReady: QEMU is missing or too old.
             VmmFailed: QEMU did not start; facts have the end of its log.
         """
+        return await self._launched(folder, spec, None)
+
+    async def restore(self, folder: Path, spec: MachineSpec, saved: SavedMachine) -> QemuMachine:
+        """Start `spec` in `folder` from `saved`, paused; on failure nothing of it runs on."""
+        return await self._launched(folder, spec, saved)
+
+    async def _launched(
+        self, folder: Path, spec: MachineSpec, saved: SavedMachine | None
+    ) -> QemuMachine:
         found = await self._found()
         user = await asyncio.to_thread(_prepare, folder, spec)
+        ram = saved.ram_image if saved else folder / "vm" / "ram"
         with contextlib.ExitStack() as stack:
             qmp = stack.enter_context(_listening(qmp_socket(folder)))
             agent = stack.enter_context(_listening(agent_socket(folder)))
             log = stack.enter_context((folder / "vmm.log").open("ab"))
-            wiring = command.Wiring(qmp.fileno(), agent.fileno(), "console.log", "ram")
-            argv = command.build(found.binary, found.accel, folder.name, spec, wiring)
+            wiring = command.Wiring(
+                qmp.fileno(), agent.fileno(), "console.log", str(ram), restored=saved is not None
+            )
             process = await asyncio.to_thread(
                 proc.start_detached,
-                argv,
+                command.build(found.binary, found.accel, folder.name, spec, wiring),
                 log=log,
                 cwd=folder / "vm",
                 pass_fds=(qmp.fileno(), agent.fileno()),
@@ -81,19 +92,27 @@ class QemuDriver:
                 extra_groups=user.groups if user else None,
             )
         try:
-            record = {"format": 1, "pid": process.pid, "started_ticks": process.started_ticks}
+            record = {
+                "format": 1,
+                "pid": process.pid,
+                "started_ticks": process.started_ticks,
+                "ram": str(ram),
+            }
             await asyncio.to_thread(write_json, folder / "vmm.json", record)
-            return await QemuMachine.attach(process, folder, timeout_s=_GREETING_S)
+            machine = await QemuMachine.attach(process, folder, ram, timeout_s=_GREETING_S)
+            if saved:
+                await machine.load(saved.device_state)
         except BaseException as exc:
             await finish(process.kill(within_s=15.0), within_s=20.0)
             if isinstance(exc, VmmFailed):
-                tail = await asyncio.to_thread(self.last_words, folder)
+                words = await asyncio.to_thread(self.last_words, folder)
                 raise VmmFailed(
-                    f"QEMU did not start: {tail or exc.message}",
-                    hint=f"its whole log is {folder / 'vmm.log'}",
-                    log=tail,
+                    f"QEMU did not start: {words or exc.message}",
+                    hint=exc.hint or f"its whole log is {folder / 'vmm.log'}",
+                    log=words,
                 ) from exc
             raise
+        return machine
 
     async def adopt(self, folder: Path) -> QemuMachine | None:
         """Return the machine that runs in `folder`, or None if none does.
@@ -101,10 +120,11 @@ class QemuDriver:
         Raises:
             VmmFailed: its process lives and its control socket does not answer.
         """
-        identity = await asyncio.to_thread(_recorded, folder)
-        if identity is None or not identity.alive():
+        found = await asyncio.to_thread(_recorded, folder)
+        if found is None or not found[0].alive():
             return None
-        return await QemuMachine.attach(identity, folder, timeout_s=10.0)
+        identity, ram = found
+        return await QemuMachine.attach(identity, folder, ram, timeout_s=10.0)
 
     async def sweep(self, folder: Path) -> None:
         """End every QEMU that belongs to `folder`, recorded in it or found by its name."""
@@ -165,11 +185,12 @@ def _listening(path: Path) -> Iterator[socket.socket]:
         yield listener
 
 
-def _recorded(folder: Path) -> ProcessId | None:
+def _recorded(folder: Path) -> tuple[ProcessId, Path] | None:
+    """Return the process that was started in `folder` and the file that its memory maps."""
     try:
         record = read_json(folder / "vmm.json", limit_bytes=65536)
         assert isinstance(record, dict)
-        return ProcessId(int(record["pid"]), int(record["started_ticks"]))
+        return ProcessId(int(record["pid"]), int(record["started_ticks"])), Path(record["ram"])
     except NotFound:
         return None
     except (AssertionError, KeyError, TypeError, ValueError) as exc:
@@ -184,8 +205,8 @@ def _belonging(folder: Path) -> list[ProcessId]:
     found: set[ProcessId] = set()
     with contextlib.suppress(TorporError):
         recorded = _recorded(folder)
-        if recorded is not None and recorded.alive():
-            found.add(recorded)
+        if recorded is not None and recorded[0].alive():
+            found.add(recorded[0])
     inside = str(folder / "vm")
     for entry in Path("/proc").glob("[0-9]*"):
         try:
