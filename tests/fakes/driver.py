@@ -79,7 +79,7 @@ class FakeDriver:
             await self.reached.setdefault(name, asyncio.Event()).wait()
 
     async def probe(self) -> HostSupport:
-        return HostSupport("fake", True, "1", "tcg", "it is a fake")
+        return HostSupport("fake", True, "1", "tcg", "fake-cpu", "it is a fake")
 
     async def create_overlay(self, path: Path, size_bytes: int) -> None:
         await self.step("overlay")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -16,10 +16,41 @@ from torpor.base.ids import check_id
 from torpor.db.database import Database, translate
 from torpor.db.tables import sandbox
 from torpor.errors import InvalidRequest
-from torpor.model import SandboxFilter, SandboxId, SandboxInfo, SandboxPage, SandboxState
+from torpor.model import (
+    SandboxFilter,
+    SandboxId,
+    SandboxInfo,
+    SandboxPage,
+    SandboxState,
+    SnapshotId,
+)
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _METADATA_SCAN = 500
+
+
+@dataclass(frozen=True, slots=True)
+class MachineLayers:
+    """What a sandbox's machine stands on, by layer id."""
+
+    disk: tuple[str, ...] = ()
+    """Immutable overlays over the template's disk, the oldest first."""
+    active: str | None = None
+    """The overlay that takes its writes."""
+    next_active: str | None = None
+    """The overlay that a snapshot is about to switch to: which of the two is in use, the VMM tells."""
+    image: SnapshotId | None = None
+    """The snapshot whose RAM image its VMM maps; None after a cold boot."""
+    ram: tuple[str, ...] = ()
+    """RAM layers that make its memory as of the last snapshot; empty before the first."""
+    session: tuple[str, ...] = ()
+    """Those of `ram` that were written since its VMM started."""
+
+    @property
+    def ids(self) -> frozenset[str]:
+        """All layers that it needs."""
+        one = {name for name in (self.active, self.next_active) if name}
+        return frozenset({*self.disk, *self.ram, *one})
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +62,7 @@ class SandboxRow:
     """Of the guest channel: raised at each connect, never used twice."""
     ttl_left: timedelta | None = None
     """What is left of the TTL while it does not run down."""
+    layers: MachineLayers = MachineLayers()
 
     def with_info(self, **changes: Any) -> SandboxRow:
         """Return a copy with these fields of `info` changed."""
@@ -182,6 +214,10 @@ def _values(row: SandboxRow) -> dict[str, Any]:
         "accel": info.accel,
         "error": info.error,
         "epoch": row.epoch,
+        "idle_seconds": info.idle_seconds,
+        "parent_snapshot": info.parent_snapshot,
+        "generation": info.generation,
+        "layers": json.dumps(asdict(row.layers), sort_keys=True),
     }
 
 
@@ -210,10 +246,21 @@ def _row(raw: Any) -> SandboxRow:
             driver=raw["driver"],
             accel=raw["accel"],
             error=raw["error"],
+            idle_seconds=raw["idle_seconds"],
+            parent_snapshot=raw["parent_snapshot"],
+            generation=raw["generation"],
         ),
         epoch=raw["epoch"],
         ttl_left=None if left is None else timedelta(microseconds=left),
+        layers=_layers(json.loads(raw["layers"])),
     )
+
+
+def _layers(raw: dict[str, Any]) -> MachineLayers:
+    values: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in raw.items()
+    }
+    return MachineLayers(**values)
 
 
 def _encode_cursor(info: SandboxInfo) -> str:

@@ -38,6 +38,11 @@ sandbox = Table(
     Column("accel", String(16)),
     Column("error", Text),
     Column("epoch", Integer, nullable=False),
+    Column("idle_seconds", Integer),
+    Column("parent_snapshot", String(32)),
+    Column("generation", Integer, nullable=False),
+    # the machine's layers, as `db.sandboxes.MachineLayers`
+    Column("layers", Text, nullable=False),
 )
 Index("ix_sandbox_created_at_id", sandbox.c.created_at, sandbox.c.id)
 Index("ix_sandbox_state", sandbox.c.state)

@@ -71,6 +71,16 @@ class Guest(Protocol):
         """
         ...
 
+    def exec_run(
+        self, exec_id: ExecId, spec: ExecSpec, *, output_limit_bytes: int | None = None
+    ) -> AbstractAsyncContextManager[AsyncIterator[ExecEvent]]:
+        """`exec_start` and `exec_attach` from the first byte on, in one round trip.
+
+        An `exec_id` that exists already is only attached to. If this is cancelled before the context is
+        entered, the command may run all the same: `exec_get` tells.
+        """
+        ...
+
     async def exec_stdin(self, exec_id: ExecId, data: bytes, *, eof: bool = False) -> None:
         """Write to the command's stdin and return when the guest has taken all; `eof` closes it after."""
         ...

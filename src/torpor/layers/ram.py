@@ -16,9 +16,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
 from torpor.base.fsio import clone_file, fsync_dir
 from torpor.errors import DataDamaged
+
+if TYPE_CHECKING:
+    import numpy as np
 
 PAGE = 4096
 _MAGIC = b"TORPRAM1"
@@ -53,13 +57,18 @@ class RamLayer:
 
 
 class RamLayerWriter:
-    """Writes one layer; `finish` makes it whole, leaving the context without it removes the file."""
+    """Writes one layer; `finish` makes it whole, leaving the context without it removes the file.
 
-    def __init__(self, path: Path, ram_bytes: int) -> None:
+    With `previous` layers (the oldest first), a page that the newest of them holding it holds as it is now is
+    left out.
+    """
+
+    def __init__(self, path: Path, ram_bytes: int, previous: Sequence[Path] = ()) -> None:
         if ram_bytes % PAGE:
             raise ValueError(f"{ram_bytes} bytes of RAM are not whole pages")
         self._path = path
         self._ram_bytes = ram_bytes
+        self._known = _KnownPages(previous, ram_bytes // PAGE) if previous else None
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         self._runs: list[RamRun] = []
         self._data_pages = 0
@@ -74,6 +83,8 @@ class RamLayerWriter:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+        if self._known is not None:
+            self._known.close()
         if not self._whole:
             self._path.unlink(missing_ok=True)
 
@@ -85,15 +96,18 @@ class RamLayerWriter:
         if self._runs and first_page < self._runs[-1].first_page + self._runs[-1].pages:
             raise ValueError("runs must be added in order")
         words = np.frombuffer(data, dtype=np.uint64).reshape(pages, PAGE // 8)
-        filled: np.ndarray[tuple[int], np.dtype[np.bool_]] = np.asarray(words.any(axis=1))
-        edges = np.flatnonzero(np.diff(filled)) + 1
+        # 0: zeros, 1: data, 2: known already
+        kinds = np.asarray(words.any(axis=1)).astype(np.int8)
+        if self._known is not None:
+            self._known.mark(first_page, words, kinds)
+        edges = np.flatnonzero(np.diff(kinds)) + 1
         bounds = [0, *edges.tolist(), pages]
         for start, end in itertools.pairwise(bounds):
-            if filled[start]:
+            if kinds[start] == 1:
                 self._write(data[start * PAGE : end * PAGE], (1 + self._data_pages) * PAGE)
                 self._extend(first_page + start, end - start, self._data_pages)
                 self._data_pages += end - start
-            else:
+            elif kinds[start] == 0:
                 self._extend(first_page + start, end - start, None)
 
     def finish(self, *, sync: bool = True) -> RamLayer:
@@ -133,6 +147,49 @@ class RamLayerWriter:
         done = 0
         while done < len(data):
             done += os.pwrite(self._fd, data[done:], offset + done)
+
+
+class _KnownPages:
+    """What the layers before hold of each page, to be compared with what memory holds now."""
+
+    def __init__(self, layers: Sequence[Path], pages: int) -> None:
+        import numpy as np
+
+        self._maps: list[np.ndarray[tuple[int, int], np.dtype[np.uint64]]] = []
+        self._layer = np.full(pages, -1, dtype=np.int16)  # -1: in none
+        self._place = np.full(pages, -1, dtype=np.int64)  # -1: zeros
+        for number, path in enumerate(layers):
+            layer = read_layer(path)
+            shape = (layer.data_pages, PAGE // 8)
+            empty = np.empty(shape, dtype=np.uint64)
+            self._maps.append(
+                np.memmap(path, dtype=np.uint64, mode="r", offset=PAGE, shape=shape)
+                if layer.data_pages
+                else empty
+            )
+            for run in layer.runs:
+                where = slice(run.first_page, run.first_page + run.pages)
+                self._layer[where] = number
+                self._place[where] = (
+                    -1 if run.place is None else np.arange(run.place, run.place + run.pages)
+                )
+
+    def mark(self, first_page: int, words: Any, kinds: Any) -> None:
+        """Set `kinds` to 2 for each page of `words` that is known as it is."""
+        import numpy as np
+
+        where = slice(first_page, first_page + len(kinds))
+        layers, places = self._layer[where], self._place[where]
+        kinds[(layers >= 0) & (places < 0) & (kinds == 0)] = 2
+        for number, held in enumerate(self._maps):
+            candidates = np.flatnonzero((layers == number) & (places >= 0))
+            if len(candidates):
+                same = (held[places[candidates]] == words[candidates]).all(axis=1)
+                kinds[candidates[same]] = 2
+
+    def close(self) -> None:
+        """Let go of the layers' files."""
+        self._maps.clear()
 
 
 def read_layer(path: Path) -> RamLayer:

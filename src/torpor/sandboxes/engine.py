@@ -82,8 +82,8 @@ class Engine:
         for task in await recover(self._parts):
             self._tasks[task.info.id] = task
             task.start()
-        await self._parts.templates.collect(
-            self._digests()
+        await asyncio.to_thread(
+            self._parts.templates.collect, self._digests()
         )  # images that were replaced while in use
         self._supervisor.launch(self._upkeep(), name="upkeep")
 
@@ -103,7 +103,7 @@ class Engine:
         if not support.usable:
             raise HostNotReady(support.reason, hint=support.fix)
         async with self._admission:
-            template = await self._parts.templates.get(spec.template)
+            template = await asyncio.to_thread(self._parts.templates.get, spec.template)
             sizes = choose_sizes(spec, template.info)
             living = [task.info for task in self._tasks.values()]
             await asyncio.to_thread(check_room, sizes, living, self._parts.home.root)
@@ -189,11 +189,11 @@ class Engine:
 
     async def templates(self) -> tuple[TemplateInfo, ...]:
         """Return the built templates, by name."""
-        return await self._parts.templates.list()
+        return await asyncio.to_thread(self._parts.templates.list)
 
     async def template(self, name: str) -> TemplateInfo:
         """Return one built template."""
-        return (await self._parts.templates.get(name)).info
+        return (await asyncio.to_thread(self._parts.templates.get, name)).info
 
     def build_template(
         self, name_or_recipe: str | Path, *, force: bool = False
@@ -204,7 +204,7 @@ class Engine:
     async def delete_template(self, name: str) -> None:
         """Forget a template that no sandbox needs."""
         async with self._admission:  # no create may begin on it meanwhile
-            await self._parts.templates.delete(name, needed=self._digests())
+            await asyncio.to_thread(self._parts.templates.delete, name, needed=self._digests())
 
     async def doctor(self) -> dict[str, object]:
         """Return what `torpor doctor --json` prints."""

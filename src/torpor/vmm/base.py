@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -53,6 +54,8 @@ class HostSupport:
     usable: bool
     version: str | None
     accel: Literal["kvm", "tcg"] | None
+    cpu: str | None
+    """What the guest's CPU is; RAM can only be restored on the same."""
     reason: str
     """Why this accelerator, or why the driver is not usable, in words."""
     fix: str | None = None
@@ -92,10 +95,11 @@ class Vmm(Protocol):
         """
         ...
 
-    async def save_ram(self, path: Path) -> RamLayer:
-        """Write the pages of a paused machine that changed since its start as a RAM layer to `path` (new).
+    async def save_ram(self, path: Path, previous: Sequence[Path] = ()) -> RamLayer:
+        """Write the changed pages of a paused machine as a RAM layer to `path` (new).
 
-        Not fsynced. On failure `path` is gone and the machine is as it was.
+        Changed means: since the machine's start, or, with the layers `previous` that were written since (the
+        oldest first), what is not in them as it is now. Not fsynced. On failure `path` is gone and the machine is as it was.
 
         Raises:
             VmmFailed: the memory cannot be read.
@@ -109,6 +113,10 @@ class Vmm(Protocol):
         Raises:
             VmmFailed: nothing was switched.
         """
+        ...
+
+    async def active_disk(self) -> Path:
+        """Return the overlay that takes the machine's writes now. Raises `VmmFailed`."""
         ...
 
     async def kill(self) -> None:

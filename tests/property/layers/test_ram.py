@@ -64,6 +64,32 @@ def test_composed_image_is_the_memory_that_was(
             )
 
 
+@settings(max_examples=60)
+@given(st.lists(generation, min_size=2, max_size=4))
+def test_a_session_writes_each_change_once(generations: list[dict[int, bytes]]) -> None:
+    """A machine that goes on shows all it changed since its start; only what is new is written."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        memory = [_page(b"\0")] * PAGES
+        seen: dict[int, bytes] = {}
+        layers: list[Path] = []
+        for number, changes in enumerate(generations):
+            before = list(memory)
+            for page, letter in changes.items():
+                memory[page] = _page(letter)
+            new = {n for n in {*seen, *changes} if n not in seen or before[n] != memory[n]}
+            seen.update(changes)
+            path = folder / f"{number}.ram"
+            with RamLayerWriter(path, PAGES * PAGE, layers) as writer:
+                for page in sorted(seen):
+                    writer.add(page, memoryview(memory[page]))
+                written = writer.finish()
+            layers.append(path)
+            assert sum(run.pages for run in written.runs) == len(new)
+            compose(layers, folder / f"{number}.img")
+            assert (folder / f"{number}.img").read_bytes() == b"".join(memory)
+
+
 @settings(max_examples=80)
 @given(st.data())
 def test_damage_is_found_or_harmless(data: st.DataObject) -> None:

@@ -12,10 +12,10 @@ from sqlalchemy import inspect
 
 from tests.fakes.records import T0, make_row
 from torpor.db.database import Database
-from torpor.db.sandboxes import SandboxRows
+from torpor.db.sandboxes import MachineLayers, SandboxRows
 from torpor.db.tables import metadata
 from torpor.errors import DataDamaged, InvalidRequest
-from torpor.model import SandboxFilter, SandboxState
+from torpor.model import SandboxFilter, SandboxState, SnapshotId
 
 
 @pytest.fixture
@@ -36,6 +36,9 @@ def test_a_row_comes_back_as_it_was(rows: SandboxRows) -> None:
         ),
         epoch=7,
         ttl_left=timedelta(seconds=1, microseconds=5),
+        layers=MachineLayers(
+            disk=("lyr_1", "lyr_2"), active="lyr_3", image=SnapshotId("snap_1"), ram=("lyr_4",)
+        ),
     )
     rows.insert(row)
     assert rows.get(row.info.id) == row

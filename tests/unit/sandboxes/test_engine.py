@@ -46,6 +46,7 @@ class FakeTemplates:
             kernel=folder / "vmlinuz",
             initrd=folder / "initrd",
             cmdline="console=ttyS0",
+            recipe_digest="0" * 64,
         )
         self.deleted: list[str] = []
 
@@ -55,15 +56,15 @@ class FakeTemplates:
     async def aclose(self) -> None:
         pass
 
-    async def collect(self, needed: Collection[str]) -> None:
+    def collect(self, needed: Collection[str]) -> None:
         pass
 
-    async def get(self, name: str) -> Template:
+    def get(self, name: str) -> Template:
         if name != "base":
             raise NotFound(f"there is no template {name}", hint="torpor template build base")
         return self._template
 
-    async def delete(self, name: str, *, needed: Collection[str]) -> None:
+    def delete(self, name: str, *, needed: Collection[str]) -> None:
         if self._template.info.digest in needed:
             raise Conflict(f"template {name} is needed by sandboxes")
         self.deleted.append(name)

@@ -136,6 +136,10 @@ def _node(name: str, path: Path, *, writable: bool) -> dict[str, object]:
 
 
 def _network(network: str) -> list[str]:
+    """Return the one network device that every machine has; with `none` nothing is at its other end.
+
+    So a machine can be restored from a template's snapshot with or without a network.
+    """
     if network == "none":
-        return []
+        return ["-device", "virtio-net-pci"]
     return ["-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net"]

@@ -20,7 +20,7 @@ from torpor.base.proc import ProcessId
 from torpor.errors import DataDamaged, InsufficientResources, NotFound, TorporError, VmmFailed
 from torpor.vmm.base import HostSupport, MachineSpec, SavedMachine
 from torpor.vmm.qemu import command, confine, host
-from torpor.vmm.qemu.machine import QemuMachine, agent_socket, qmp_socket
+from torpor.vmm.qemu.machine import QemuMachine, agent_socket, give_to_vmm, qmp_socket
 
 _HARMLESS = "Discarding RAM in private file mappings"
 """QEMU warns of this at every start; the mapping is private on purpose (see `command`)."""
@@ -169,7 +169,7 @@ def _prepare(folder: Path, spec: MachineSpec) -> confine.User | None:
         if existing.st_uid != 0:  # a second start keeps the user of the first
             user = confine.User(existing.st_uid, existing.st_gid, user.groups)
         os.chown(inner, user.uid, user.gid)
-        os.chown(spec.disk.active, user.uid, user.gid)
+    give_to_vmm(folder, spec.disk.active)
     return user
 
 

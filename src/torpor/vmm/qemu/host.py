@@ -6,6 +6,8 @@ KVM is used only where the kernel's own kvm_intel or kvm_amd module drives it.
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import os
 import platform
 import re
@@ -75,8 +77,9 @@ async def probe() -> HostSupport:
     try:
         host = await find_qemu()
     except TorporError as exc:
-        return HostSupport("qemu", False, None, None, exc.message, exc.hint)
-    return HostSupport("qemu", True, host.version, host.accel, host.reason)
+        return HostSupport("qemu", False, None, None, None, exc.message, exc.hint)
+    cpu = await asyncio.to_thread(cpu_identity, host.accel)
+    return HostSupport("qemu", True, host.version, host.accel, cpu, host.reason)
 
 
 def choose_accel(
@@ -110,6 +113,20 @@ def choose_accel(
             f"{device} exists, but this user may not open it (add the user to the group kvm): emulation",
         )
     return "kvm", f"{device} is driven by {module}"
+
+
+def cpu_identity(accel: Accel, cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """Return what tells guest CPUs apart: emulated ones are QEMU's, others the host's model and its features."""
+    if accel == "tcg":
+        return "tcg-max"
+    fields: dict[str, str] = {}
+    for line in cpuinfo.read_text().split("\n\n", 1)[0].splitlines():
+        key, _, value = line.partition(":")
+        fields[key.strip()] = value.strip()
+    features = hashlib.sha256(
+        " ".join(sorted(fields.get("flags", "").split())).encode()
+    ).hexdigest()[:12]
+    return f"{fields.get('model name', 'unknown')} {features}"
 
 
 async def _version(binary: str) -> str:

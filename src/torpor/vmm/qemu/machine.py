@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import os
 import secrets
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,7 @@ from qemu.qmp import QMPClient, QMPError, Runstate
 from torpor.base.aio import finish
 from torpor.base.fsio import socket_name
 from torpor.base.proc import ProcessId
-from torpor.errors import VmmFailed
+from torpor.errors import InsufficientResources, VmmFailed
 from torpor.layers.ram import RamLayer, RamLayerWriter
 from torpor.vmm.base import VmmStatus
 from torpor.vmm.qemu import command
@@ -80,37 +83,45 @@ class QemuMachine:
         )
         return path
 
-    async def save_ram(self, path: Path) -> RamLayer:
-        """Write the pages that changed since the machine's start to `path`."""
-        return await asyncio.to_thread(self._save_ram, path)
+    async def save_ram(self, path: Path, previous: Sequence[Path] = ()) -> RamLayer:
+        """Write the pages that changed since the machine's start, or since `previous`, to `path`."""
+        try:
+            return await asyncio.to_thread(self._save_ram, path, previous)
+        except OSError as exc:
+            if exc.errno == errno.ENOSPC:
+                raise InsufficientResources(
+                    f"no disk space for {path}", hint="free disk space"
+                ) from exc
+            raise
 
-    def _save_ram(self, path: Path) -> RamLayer:
-        ram = self._ram
-        with RamLayerWriter(path, ram.stat().st_size) as writer:
-            capture(self._process.pid, ram, writer)
+    def _save_ram(self, path: Path, previous: Sequence[Path]) -> RamLayer:
+        with RamLayerWriter(path, self._ram.stat().st_size, previous) as writer:
+            capture(self._process.pid, self._ram, writer)
             return writer.finish(sync=False)
 
     async def switch_disk(self, overlay: Path) -> None:
         """Send all further writes to `overlay`."""
+        await asyncio.to_thread(give_to_vmm, self._folder, overlay)
         node = f"active-{secrets.token_hex(6)}"
-        top = await self._active_node()
-        await self._execute(
-            "blockdev-add",
-            timeout_s=10.0,
-            **command.overlay_node(node, overlay),
-        )
+        top = (await self._root_disk())["node-name"]
+        await self._execute("blockdev-add", timeout_s=10.0, **command.overlay_node(node, overlay))
         try:
-            await self._execute("blockdev-snapshot", timeout_s=10.0, node=top, overlay=node)
+            await self._execute("blockdev-snapshot", timeout_s=30.0, node=top, overlay=node)
         except VmmFailed:
             with contextlib.suppress(VmmFailed):
                 await self._execute("blockdev-del", timeout_s=10.0, **{"node-name": node})
             raise
 
-    async def _active_node(self) -> str:
+    async def active_disk(self) -> Path:
+        """Return the overlay that takes the machine's writes."""
+        return Path(str((await self._root_disk())["file"]))
+
+    async def _root_disk(self) -> dict[str, Any]:
         devices = await self._execute("query-block", timeout_s=10.0)
         for device in devices if isinstance(devices, list) else []:
             if command.DISK_ID in str(device.get("qdev", "")).split("/"):
-                return str(device["inserted"]["node-name"])
+                inserted: dict[str, Any] = device["inserted"]
+                return inserted
         raise VmmFailed(
             f"QEMU (process {self._process.pid}) has no root disk", pid=self._process.pid
         )
@@ -185,6 +196,14 @@ class QemuMachine:
 def agent_socket(folder: Path) -> Path:
     """Return the path of the guest channel's socket in a machine's folder."""
     return folder / "vm" / "agent.sock"
+
+
+def give_to_vmm(folder: Path, path: Path) -> None:
+    """Let the user that runs the machine in `folder` own `path`. Blocks."""
+    if os.geteuid() == 0:
+        owner = (folder / "vm").stat()
+        os.chown(path, owner.st_uid, owner.st_gid)
+    path.chmod(0o600)
 
 
 def qmp_socket(folder: Path) -> Path:

@@ -37,6 +37,10 @@ def upgrade() -> None:
         sa.Column("accel", sa.String(16)),
         sa.Column("error", sa.Text),
         sa.Column("epoch", sa.Integer, nullable=False),
+        sa.Column("idle_seconds", sa.Integer),
+        sa.Column("parent_snapshot", sa.String(32)),
+        sa.Column("generation", sa.Integer, nullable=False),
+        sa.Column("layers", sa.Text, nullable=False),
     )
     op.create_index("ix_sandbox_created_at_id", "sandbox", ["created_at", "id"])
     op.create_index("ix_sandbox_state", "sandbox", ["state"])
