@@ -23,7 +23,7 @@ from torpor.errors import (
 )
 from torpor.model import BuildEvent
 from torpor.templates import build as builds
-from torpor.templates import plan, worklock
+from torpor.templates import manifest, plan, worklock
 from torpor.templates.store import TemplateStore
 
 pytestmark = pytest.mark.anyio
@@ -86,9 +86,9 @@ async def test_build_publishes_and_points(home: Home, own: Path) -> None:
     for path in (template.disk, template.kernel, template.initrd):
         assert path.stat().st_mode & 0o227 == 0
     assert left_in(home) == []
-    manifest = json.loads((home.templates / info.digest / "manifest.json").read_text())
-    assert manifest["format"] == 1
-    assert len(manifest["files"]["disk.raw"]["sha256"]) == 64
+    written = json.loads((home.templates / info.digest / "manifest.json").read_text())
+    assert written["format"] == 1
+    assert len(written["files"]["disk.raw"]["sparse_sha256"]) == 64
 
 
 async def test_second_build_is_returned_at_once(home: Home, own: Path) -> None:
@@ -337,6 +337,24 @@ async def test_clean_removes_rubbish_and_spares_a_live_builder(home: Home) -> No
     assert left_in(home) == ["build-live", "build-live.lock", "of-another-room"]
     assert boot.swept == [home.tmp / "build-dead" / "vm", home.tmp / "build-gone" / "vm"]
     worklock.unlock(home.tmp / "build-live.lock", live)
+
+
+def test_sparse_digest_is_of_the_content_not_of_the_holes(tmp_path: Path) -> None:
+    full, sparse = tmp_path / "full", tmp_path / "sparse"
+    full.write_bytes(b"a" * 5000 + bytes((5 << 20) - 5000) + b"b" + bytes((2 << 20) - 1))
+    with sparse.open("wb") as file:
+        file.write(b"a" * 5000)
+        file.seek(5 << 20)
+        file.write(b"b")
+        file.truncate(7 << 20)
+    assert manifest.sparse_sha256(full) == manifest.sparse_sha256(sparse)
+    before = manifest.sparse_sha256(sparse)
+    with sparse.open("r+b") as file:
+        file.truncate(8 << 20)
+    assert manifest.sparse_sha256(sparse) != before
+    empty = tmp_path / "empty"
+    empty.touch()
+    assert len(manifest.sparse_sha256(empty)) == 64
 
 
 def test_a_lock_whose_file_was_removed_does_not_count(tmp_path: Path) -> None:
