@@ -81,14 +81,14 @@ async def test_killed_at_a_step(home: Home, fault: str, is_published: bool) -> N
     async with builder_of(home, "quick", fault) as builder:
         assert await builder.wait() == -signal.SIGKILL
     store = TemplateStore(home, FakeBooter())
-    assert await store.list() == ()
+    assert store.list() == ()
     assert any(home.tmp.iterdir())
     bootstrap = FakeBootstrap()
     events = await build(home, bootstrap)
     assert events[-1].template is not None
     assert bootstrap.runs == (0 if is_published else 1)
     assert list(home.tmp.iterdir()) == []
-    assert (await store.get("own")).info == events[-1].template
+    assert store.get("own").info == events[-1].template
     folders = [path for path in home.templates.iterdir() if path.is_dir()]
     assert len(folders) == 1
 

@@ -52,22 +52,37 @@ class TemplateStore:
                     await remove_work(folder, self._boot)
         await asyncio.to_thread(self._remove_halves)
 
-    async def list(self) -> tuple[TemplateInfo, ...]:
-        """Return the templates by name; one whose files are damaged is left out and logged."""
-        return await asyncio.to_thread(self._list)
+    def list(self) -> tuple[TemplateInfo, ...]:
+        """Return the templates by name; one whose files are damaged is left out and logged. Blocks."""
+        found = []
+        for path in sorted(self._home.templates.glob("*.json")):
+            if path.name.startswith("."):
+                continue
+            try:
+                found.append(self.get(path.stem).info)
+            except (NotFound, DataDamaged, InvalidRequest) as exc:
+                _log.warning("template %s is left out: %s", path.stem, exc.message)
+        return tuple(found)
 
-    async def get(self, name: str) -> Template:
-        """Return the template that `name` means now.
+    def get(self, name: str) -> Template:
+        """Return the template that `name` means now. Blocks.
 
         Raises:
             NotFound: there is none; the hint says how to build it.
             DataDamaged: its files are not what was written.
         """
         check_name(name, "template")
-        return await asyncio.to_thread(self._get, name)
+        digest = manifest.read_pointer(self._home.templates, name)
+        try:
+            return manifest.read_template(self._home.templates / digest)
+        except NotFound as exc:
+            raise DataDamaged(
+                f"template {name!r} points to {digest}, which is gone",
+                hint=f"build it again: torpor template build {name}",
+            ) from exc
 
-    async def by_digest(self, digest: str) -> Template:
-        """Return a template by digest, also one that no name points to any more.
+    def by_digest(self, digest: str) -> Template:
+        """Return a template by digest, also one that no name points to any more. Blocks.
 
         Raises:
             NotFound: there is none.
@@ -75,7 +90,7 @@ class TemplateStore:
         """
         if not manifest.is_digest(digest):
             raise NotFound(f"there is no template with digest {digest!r}")
-        return await asyncio.to_thread(manifest.read_template, self._home.templates / digest)
+        return manifest.read_template(self._home.templates / digest)
 
     async def build(
         self, name_or_recipe: str | Path, *, force: bool = False
@@ -104,8 +119,8 @@ class TemplateStore:
         async for event in log.follow():
             yield event
 
-    async def delete(self, name: str, *, needed: Collection[str] = ()) -> None:
-        """Forget a template; its files go too unless another name points to them.
+    def delete(self, name: str, *, needed: Collection[str] = ()) -> None:
+        """Forget a template; its files go too unless another name points to them. Blocks.
 
         Args:
             needed: digests that sandboxes are made of; with one of those the call is refused.
@@ -115,44 +130,6 @@ class TemplateStore:
             Conflict: its digest is in `needed`; nothing was done.
         """
         check_name(name, "template")
-        await asyncio.to_thread(self._delete, name, frozenset(needed))
-
-    async def collect(self, needed: Collection[str]) -> tuple[str, ...]:
-        """Remove every image that no name points to and that is not in `needed`; return their digests.
-
-        An image is left without a name when its template is built anew.
-        """
-        return await asyncio.to_thread(self._collect, frozenset(needed))
-
-    async def aclose(self) -> None:
-        """Stop all builds of this process and undo them."""
-        await self._tasks.aclose(within_s=120.0)
-
-    def _ended(self, plan: BuildPlan) -> None:
-        self._builds.pop(plan.recipe_digest).wake()
-
-    def _list(self) -> tuple[TemplateInfo, ...]:
-        found = []
-        for path in sorted(self._home.templates.glob("*.json")):
-            if path.name.startswith("."):
-                continue
-            try:
-                found.append(self._get(path.stem).info)
-            except (NotFound, DataDamaged, InvalidRequest) as exc:
-                _log.warning("template %s is left out: %s", path.stem, exc.message)
-        return tuple(found)
-
-    def _get(self, name: str) -> Template:
-        digest = manifest.read_pointer(self._home.templates, name)
-        try:
-            return manifest.read_template(self._home.templates / digest)
-        except NotFound as exc:
-            raise DataDamaged(
-                f"template {name!r} points to {digest}, which is gone",
-                hint=f"build it again: torpor template build {name}",
-            ) from exc
-
-    def _delete(self, name: str, needed: frozenset[str]) -> None:
         templates = self._home.templates
         with locked(store_lock(self._home)):
             digest = manifest.read_pointer(templates, name)
@@ -167,10 +144,14 @@ class TemplateStore:
             if digest not in self._pointed():
                 remove_tree(templates / digest)
 
-    def _collect(self, needed: frozenset[str]) -> tuple[str, ...]:
+    def collect(self, needed: Collection[str]) -> tuple[str, ...]:
+        """Remove every image that no name points to and that is not in `needed`; return their digests.
+
+        An image is left without a name when its template is built anew. Blocks.
+        """
         templates = self._home.templates
         with locked(store_lock(self._home)):
-            keep = self._pointed() | needed
+            keep = self._pointed() | frozenset(needed)
             gone = sorted(
                 p.name
                 for p in templates.iterdir()
@@ -179,6 +160,13 @@ class TemplateStore:
             for digest in gone:
                 remove_tree(templates / digest)
         return tuple(gone)
+
+    async def aclose(self) -> None:
+        """Stop all builds of this process and undo them."""
+        await self._tasks.aclose(within_s=120.0)
+
+    def _ended(self, plan: BuildPlan) -> None:
+        self._builds.pop(plan.recipe_digest).wake()
 
     def _pointed(self) -> frozenset[str]:
         """Return the digests that names point to; a pointer that cannot be read stops any removal."""

@@ -78,8 +78,8 @@ async def test_build_publishes_and_points(home: Home, own: Path) -> None:
     info = seen[-1].template
     assert info is not None
     assert (info.name, info.vcpus, info.env) == ("own", 2, {"A": "1"})
-    assert await store.list() == (info,)
-    template = await store.get("own")
+    assert store.list() == (info,)
+    template = store.get("own")
     assert template.info == info
     assert template.disk == home.templates / info.digest / "disk.raw"
     assert "root=/dev/vda" in template.cmdline
@@ -110,13 +110,13 @@ async def test_force_makes_a_new_image_beside_the_old(home: Home, own: Path) -> 
     assert second is not None
     assert bootstrap.runs == 2
     assert first.digest != second.digest
-    assert (await store.get("own")).info == second
-    assert (await store.by_digest(first.digest)).info == first  # sandboxes may be made of it
+    assert store.get("own").info == second
+    assert store.by_digest(first.digest).info == first  # sandboxes may be made of it
     await events_of(store.build(own))
     assert bootstrap.runs == 2  # the forced image is of the same recipe
-    assert await store.collect({first.digest}) == ()
-    assert await store.collect(set()) == (first.digest,)
-    assert (await store.get("own")).info == second
+    assert store.collect({first.digest}) == ()
+    assert store.collect(set()) == (first.digest,)
+    assert store.get("own").info == second
 
 
 async def test_lost_pointer_is_made_again_without_a_build(home: Home, own: Path) -> None:
@@ -126,7 +126,7 @@ async def test_lost_pointer_is_made_again_without_a_build(home: Home, own: Path)
     (home.templates / "own.json").unlink()
     assert (await events_of(store.build(own)))[-1].template == first
     assert bootstrap.runs == 1
-    assert (await store.get("own")).info == first
+    assert store.get("own").info == first
 
 
 async def test_second_caller_follows_from_the_first_event(home: Home, own: Path) -> None:
@@ -202,7 +202,7 @@ async def test_failed_build_leaves_nothing(
     with pytest.raises(kind):
         await events_of(store.build(own))
     assert left_in(home) == []
-    assert await store.list() == ()
+    assert store.list() == ()
     assert [path.name for path in home.templates.iterdir()] == [".lock"]
 
 
@@ -257,21 +257,21 @@ async def test_unknown_and_malformed_recipes(home: Home, tmp_path: Path) -> None
 async def test_get_and_delete(home: Home, own: Path) -> None:
     store = make_store(home)
     with pytest.raises(NotFound) as caught:
-        await store.get("own")
+        store.get("own")
     assert caught.value.hint == "build it: torpor template build own"
     info = (await events_of(store.build(own)))[-1].template
     assert info is not None
     with pytest.raises(Conflict):
-        await store.delete("own", needed={info.digest})
-    assert (await store.get("own")).info == info
-    await store.delete("own")
+        store.delete("own", needed={info.digest})
+    assert store.get("own").info == info
+    store.delete("own")
     with pytest.raises(NotFound):
-        await store.get("own")
+        store.get("own")
     assert not (home.templates / info.digest).exists()
     with pytest.raises(NotFound):
-        await store.delete("own")
+        store.delete("own")
     with pytest.raises(InvalidRequest):
-        await store.get("../own")
+        store.get("../own")
 
 
 async def test_files_shared_by_two_names_stay(home: Home, own: Path) -> None:
@@ -279,8 +279,8 @@ async def test_files_shared_by_two_names_stay(home: Home, own: Path) -> None:
     info = (await events_of(store.build(own)))[-1].template
     assert info is not None
     (home.templates / "other.json").write_text((home.templates / "own.json").read_text())
-    await store.delete("own")
-    assert (await store.get("other")).info == info
+    store.delete("own")
+    assert store.get("other").info == info
 
 
 async def test_damage_is_found_and_the_rest_is_listed(
@@ -295,17 +295,17 @@ async def test_damage_is_found_and_the_rest_is_listed(
     folder = home.templates / info.digest
     (folder / "initrd").unlink()
     with pytest.raises(DataDamaged, match="initrd is missing"):
-        await store.get("own")
+        store.get("own")
     with caplog.at_level(logging.WARNING):
-        assert [found.name for found in await store.list()] == ["other"]
+        assert [found.name for found in store.list()] == ["other"]
     assert "own is left out" in caplog.text
     (folder / "manifest.json").chmod(0o600)
     (folder / "manifest.json").write_text('{"format": 9}')
     with pytest.raises(DataDamaged, match="format 9"):
-        await store.get("own")
+        store.get("own")
     rebuilt = (await events_of(store.build(own)))[-1].template
     assert rebuilt is not None
-    assert (await store.get("own")).info == rebuilt
+    assert store.get("own").info == rebuilt
 
 
 async def test_half_template_is_never_listed_and_is_cleaned(home: Home) -> None:
@@ -314,11 +314,11 @@ async def test_half_template_is_never_listed_and_is_cleaned(home: Home) -> None:
     (half / "disk.raw").write_bytes(b"x")
     (home.templates / ".own.json.abc.tmp").write_bytes(b"x")
     store = make_store(home)
-    assert await store.list() == ()
+    assert store.list() == ()
     with pytest.raises(NotFound):
-        await store.by_digest("0" * 64)
+        store.by_digest("0" * 64)
     with pytest.raises(NotFound):
-        await store.by_digest("../x")
+        store.by_digest("../x")
     await store.clean()
     assert [path.name for path in home.templates.iterdir()] == [".lock"]
 
