@@ -32,11 +32,11 @@ _SPANS = {
     "plan": (0.00, 0.01),
     "packages": (0.01, 0.42),
     "files": (0.42, 0.44),
-    "run": (0.44, 0.46),
-    "image": (0.46, 0.52),
-    "boot": (0.52, 0.76),
-    "settle": (0.76, 0.90),
-    "publish": (0.90, 1.00),
+    "run": (0.44, 0.45),
+    "image": (0.45, 0.50),
+    "boot": (0.50, 0.78),
+    "settle": (0.78, 0.97),
+    "publish": (0.97, 1.00),
 }
 """Share of the whole that each step takes, from measured builds of `base` under emulation."""
 
@@ -129,7 +129,7 @@ class Builder:
 
     async def _make(self, plan: BuildPlan, work: Path, log: BuildLog) -> TemplateInfo:
         out, machine = work / "out", work / "vm"
-        await asyncio.to_thread(_make_folders, work, out, machine)
+        await asyncio.to_thread(_make_folders, work, out)
         async with aclosing(self.bootstrap(plan, work, out)) as steps:
             await _tell(steps, log)
         faults.reach("template.bootstrapped")

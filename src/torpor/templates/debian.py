@@ -42,7 +42,7 @@ _LEFT_OUT = (
 _KEPT = ("/usr/share/doc/*/copyright", "/usr/share/locale/locale.alias")
 _TIMEOUT_S = 3600.0
 _STEP_LINE = re.compile(r"torpor: (\w+) (\d+) (\d+) (.*)")
-_NO_PACKAGE = re.compile(r"E: (?:Unable to locate package|Package '|Version '\S+' for ')([^\s']+)")
+_NO_PACKAGE = re.compile(r"E: (?:Unable to locate package |Package '|Version '\S+' for ')([^\s']+)")
 
 
 async def bootstrap(plan: BuildPlan, work: Path, out: Path) -> AsyncGenerator[Step, None]:

@@ -35,7 +35,7 @@ class Booter(Protocol):
     def __call__(self, image: Template, work: Path) -> AbstractAsyncContextManager[Guest]:
         """Enter with the connected guest of a machine that writes to `image.disk` itself, no overlay.
 
-        `work` is an empty folder for the machine's own files, in a place that other users may pass through.
+        `work` is the machine's own folder, not there yet, in a place that other users may pass through.
         Leaving waits until a guest that was told to shut down has powered off, at most some minutes; after
         it no process of the machine is left, whatever happened inside.
         """
