@@ -379,5 +379,5 @@ class FakeGuest(FakeFiles):
 
 async def _exit_of(process: asyncio.subprocess.Process) -> None:
     """Return when the process itself has ended; `wait` would wait for its pipes too."""
-    while process.returncode is None:  # noqa: ASYNC110  # asyncio sets no event then
+    while process.returncode is None:  # asyncio sets no event then
         await asyncio.sleep(0.005)
