@@ -87,6 +87,7 @@ class FakeDriver:
 
     def __init__(self) -> None:
         self.fail: dict[str, Exception] = {}
+        self.fail_once: dict[str, Exception] = {}
         self.block: dict[str, asyncio.Event] = {}
         self.reached: dict[str, asyncio.Event] = {}
         self.starts = 0
@@ -96,6 +97,8 @@ class FakeDriver:
         self.reached.setdefault(name, asyncio.Event()).set()
         if name in self.block:
             await self.block[name].wait()
+        if name in self.fail_once:
+            raise self.fail_once.pop(name)
         if name in self.fail:
             raise self.fail[name]
 
