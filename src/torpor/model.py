@@ -58,6 +58,23 @@ class SandboxSpec:
     ttl_seconds: int | None = None
     """Seconds of running after which `on_timeout` happens; None: never. Being paused uses up none."""
     on_timeout: OnTimeout = "delete"
+    idle_seconds: int | None = None
+    """Hibernate by itself after so many seconds without work; None: never."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreSpec:
+    """What a sandbox that is made from a snapshot is given of its own; the rest is the snapshot's."""
+
+    env: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    network: Network | None = None
+    """None: the snapshot's."""
+    ttl_seconds: int | None = None
+    on_timeout: OnTimeout = "delete"
+    idle_seconds: int | None = None
+    allow_cold: bool = False
+    """Start cold from the disk, and say so, when the RAM cannot go on on this host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

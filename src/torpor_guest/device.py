@@ -188,16 +188,25 @@ async def serve_socket(path: Path, owner: Owner, attach: Attach) -> None:
     """Serve the Unix socket at `path`, one connection after the other, as QEMU's chardev does."""
     loop = asyncio.get_running_loop()
     with socket.socket(socket.AF_UNIX) as listener:
-        with contextlib.suppress(FileNotFoundError):
-            path.unlink()
-        folder = os.open(path.parent, os.O_PATH | os.O_CLOEXEC)
-        listener.bind(f"/proc/self/fd/{folder}/{path.name}")  # the kernel's limit is 108 bytes
-        os.close(folder)
-        listener.listen(4)
+        _listen(listener, path)
         listener.setblocking(False)
         while True:
             link, _ = await loop.sock_accept(listener)
             await _serve_fd(link.detach(), owner, attach, is_port=False)
+
+
+def _listen(listener: socket.socket, path: Path) -> None:
+    """Listen at `path`, which appears when connections are taken and not before."""
+    folder = os.open(path.parent, os.O_PATH | os.O_CLOEXEC)
+    try:
+        short = f"/proc/self/fd/{folder}/.{path.name}.new"  # the kernel's limit is 108 bytes
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(short)
+        listener.bind(short)
+        listener.listen(4)
+        os.rename(short, path)
+    finally:
+        os.close(folder)
 
 
 class Attach(Protocol):

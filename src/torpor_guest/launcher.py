@@ -91,6 +91,14 @@ class Launcher:
             self.release(spare.cgroup)
             raise _refusal(failure, program)
 
+    def kill(self, spare: Spare) -> None:
+        """Kill a process that `launch` returned and that has not ended, with all that descends from it."""
+        if spare.cgroup:
+            self.cgroups.kill(spare.cgroup)
+        else:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(spare.pid, signal.SIGKILL)
+
     def release(self, cgroup: str) -> None:
         """Remove `cgroup` now, or when the last process in it has ended."""
         if cgroup and not self.cgroups.remove(cgroup):

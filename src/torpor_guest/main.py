@@ -18,6 +18,7 @@ from torpor_guest.execs import Execs
 from torpor_guest.launcher import Launcher
 from torpor_guest.methods import table
 from torpor_guest.session import Session
+from torpor_guest.system import System
 from torpor_guest.threads import POOL
 from torpor_guest.users import IMAGE_FILE, Image
 
@@ -48,6 +49,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--cgroup", default="auto", help="auto, none, or a cgroup v2 folder that is ours"
     )
+    parser.add_argument("--proc-sys", type=Path, default=Path("/proc/sys"))
     return parser.parse_args()
 
 
@@ -60,7 +62,7 @@ async def _run(args: argparse.Namespace) -> int:
         folder.mkdir(mode=0o711, parents=True, exist_ok=True)
     execs = Execs(args.state_dir / "exec", launcher, _image(args.image), POOL)
     lost = execs.restore()
-    session = Session(table(execs))
+    session = Session(table(execs, System(launcher, args.proc_sys)))
     if args.fd is not None:
         serving = device.serve_fd(args.fd, session, session.attach)
     elif args.socket:

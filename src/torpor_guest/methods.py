@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torpor_guest import content, files, proctree
+from torpor_guest import archive, content, files, proctree
 from torpor_guest.execs import Execs
 from torpor_guest.follow import follow
 from torpor_guest.paths import number
 from torpor_guest.session import Method
 from torpor_guest.stream import Stream
+from torpor_guest.system import System
 from torpor_guest.users import user_name
 
 
-def table(execs: Execs) -> Mapping[str, Method]:
+def table(execs: Execs, system: System) -> Mapping[str, Method]:
     """Return the methods by name."""
     commands = CommandMethods(execs)
     return {
@@ -34,6 +35,12 @@ def table(execs: Execs) -> Mapping[str, Method]:
         "rename": files.rename,
         "read": content.read,
         "write": content.write,
+        "pack": archive.pack,
+        "unpack": archive.unpack,
+        "set_clock": system.set_clock,
+        "grow_disk": system.grow_disk,
+        "settle": system.settle,
+        "shutdown": system.shutdown,
     }
 
 

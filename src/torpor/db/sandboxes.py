@@ -39,6 +39,8 @@ class MachineLayers:
     """The overlay that takes its writes."""
     next_active: str | None = None
     """The overlay that a snapshot is about to switch to: which of the two is in use, the VMM tells."""
+    taking: SnapshotId | None = None
+    """The snapshot that is being taken; whether it came to be, its manifest tells."""
     image: SnapshotId | None = None
     """The snapshot whose RAM image its VMM maps; None after a cold boot."""
     ram: tuple[str, ...] = ()

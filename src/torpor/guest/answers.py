@@ -147,6 +147,11 @@ def file_info(answer: object, *, below: str | None = None, within: str | None = 
     )
 
 
+def count(answer: Mapping[str, Any], key: str) -> int:
+    """Return a number of things."""
+    return _whole(answer, key)
+
+
 def _check_place(name: str, path: str, below: str | None, within: str | None) -> None:
     if "\0" in path or not path.startswith("/") or name != (path.rstrip("/").split("/")[-1] or "/"):
         raise _nonsense(f"the name {name[:200]!r} is not that of path {path[:200]!r}")

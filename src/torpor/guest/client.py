@@ -8,12 +8,13 @@ from typing import Final
 from torpor.guest.channel import Channel
 from torpor.guest.execs import ExecCalls
 from torpor.guest.files import FileCalls
+from torpor.guest.system import SystemCalls
 from torpor.model import GuestInfo
 
 SILENCE_LIMIT_S: Final = 30.0
 
 
-class GuestClient(ExecCalls, FileCalls):
+class GuestClient(ExecCalls, FileCalls, SystemCalls):
     """A connected guest agent; `connect` makes it. See `torpor.guest.port.Guest`."""
 
     def __init__(self, channel: Channel, info: GuestInfo) -> None:

@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator
 from typing import Any, Final
 
 from torpor.errors import GuestFailed
-from torpor.guest.answers import file_info
+from torpor.guest.answers import count, file_info
 from torpor.guest.calls import Calls
+from torpor.guest.packcheck import PackCheck
 from torpor.model import FileInfo
 from torpor_guest import protocol
 from torpor_guest.stream import Stream
@@ -83,6 +84,24 @@ class FileCalls(Calls):
         with self._stream("write", params) as stream:
             answer = await self._upload(stream, chunks)
         return file_info(answer.get("file"))
+
+    async def pack(self, path: str) -> AsyncIterator[bytes]:
+        """See `Guest.pack`. Names that would land outside a folder end the stream with `GuestFailed`."""
+        check = PackCheck()
+        with self._stream("pack", {"path": path}) as stream:
+            while (piece := await self._channel.receive(stream)) is not None:
+                check.feed(piece[1])
+                yield piece[1]
+            self._channel.result(stream)
+            check.finish()
+
+    async def unpack(
+        self, path: str, chunks: AsyncIterator[bytes], *, user: str | None = None
+    ) -> int:
+        """See `Guest.unpack`."""
+        with self._stream("unpack", {"path": path, "user": user}) as stream:
+            answer = await self._upload(stream, chunks)
+        return count(answer, "entries")
 
     async def _upload(self, stream: Stream, chunks: AsyncIterator[bytes]) -> dict[str, Any]:
         """Send all chunks and END; return the answer. The guest may close the stream before."""

@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import threading
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torpor.base.faults import reach
@@ -20,6 +20,7 @@ from torpor.base.fsio import (
     fsync_dir,
     fsync_file,
     publish_dir,
+    read_json,
     remove_tree,
     write_atomic,
     write_json,
@@ -30,7 +31,7 @@ from torpor.errors import DataDamaged, NotFound, TorporError
 from torpor.layers.manifest import DEVICES, MANIFEST, LayerRef, Manifest, read_manifest, to_json
 from torpor.layers.ram import compose
 from torpor.layers.seal import seal
-from torpor.model import SnapshotId
+from torpor.model import SnapshotId, SnapshotInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +123,15 @@ class LayerStore:
         with self._lock:
             self._manifests[snapshot_id] = manifest
 
+    def duplicate(self, manifest: Manifest, info: SnapshotInfo) -> Manifest:
+        """Make a second snapshot, called `info`, of the same point; it shares every layer."""
+        devices = self._home.tmp / f"{info.id}.{DEVICES}"
+        devices.hardlink_to(self.devices(manifest.info.id))
+        with removed_on_failure(devices):
+            copy = replace(manifest, info=info)
+            self.publish(copy, devices)
+        return copy
+
     def remove(self, snapshot_id: SnapshotId) -> None:
         """Make a snapshot not exist any more; its layers stay until `collect`."""
         self.get(snapshot_id)
@@ -129,7 +139,6 @@ class LayerStore:
             del self._manifests[snapshot_id]
         reach("snapshot.forgotten")
         remove_tree(self.folder(snapshot_id))
-        self.image_path(snapshot_id).unlink(missing_ok=True)
 
     def folder(self, snapshot_id: SnapshotId) -> Path:
         """Return a snapshot's folder."""
@@ -149,11 +158,21 @@ class LayerStore:
         """Return the file of a RAM layer."""
         return self._home.layers / f"{layer_id}.ram"
 
-    def finish(self, layer_id: str, path: Path) -> LayerRef:
-        """Make a written layer immutable and durable; return its reference with size and digest."""
+    def ref(self, layer_id: str, path: Path) -> LayerRef:
+        """Make a written layer immutable and durable; return its reference with size and digest.
+
+        Size and digest are kept in a file beside it, so that a chain is not read again for each snapshot.
+        """
+        note = path.with_suffix(".sum")
+        with contextlib.suppress(NotFound):
+            raw = read_json(note, limit_bytes=4096)
+            if isinstance(raw, dict):
+                return LayerRef(layer_id, int(raw["size_bytes"]), str(raw["sha256"]))
         fsync_file(path)
         seal(path)
-        return LayerRef(layer_id, path.stat().st_size, digest(path))
+        found = LayerRef(layer_id, path.stat().st_size, digest(path))
+        write_json(note, {"size_bytes": found.size_bytes, "sha256": found.sha256}, mode=0o400)
+        return found
 
     def image_path(self, snapshot_id: SnapshotId) -> Path:
         """Return where a snapshot's RAM image is, or would be."""
@@ -237,7 +256,9 @@ class LayerStore:
         found = []
         with self._lock:
             manifests = list(self._manifests.values())
-        for path in sorted(self._home.layers.iterdir()):
+        for path in sorted(
+            p for p in self._home.layers.iterdir() if p.suffix in (".qcow2", ".ram")
+        ):
             layer_id = path.name.partition(".")[0]
             found.append(
                 LayerUse(

@@ -28,7 +28,6 @@ DISK_RESERVE_BYTES = GIB
 RAM_MIB = (128, 1 << 20)
 VCPUS_MOST = 64
 DISK_GIB = (1, 16384)
-TTL_MOST_S = 10 * 365 * 86400
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +58,12 @@ def choose_sizes(spec: SandboxSpec, template: TemplateInfo) -> Sizes:
             f"disk_gib is {sizes.disk_gib}; the template {template.name} needs {template.disk_gib} or more",
             hint="leave disk_gib out to get the template's size",
         )
-    if spec.ttl_seconds is not None:
-        _check_range("ttl_seconds", spec.ttl_seconds, 1, TTL_MOST_S)
     return sizes
+
+
+def is_default(sizes: Sizes, template: TemplateInfo) -> bool:
+    """Return whether CPU and RAM are the template's own, so that its snapshot serves."""
+    return (sizes.vcpus, sizes.ram_mib) == (template.vcpus, template.ram_mib)
 
 
 def check_room(

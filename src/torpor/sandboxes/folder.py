@@ -21,14 +21,9 @@ def folder_of(home: Home, sandbox_id: SandboxId) -> Path:
     return home.sandboxes / sandbox_id
 
 
-def active_disk(folder: Path) -> Path:
-    """Return the layer that takes the sandbox's writes."""
-    return folder / "disk.qcow2"
-
-
 def make_folder(folder: Path) -> None:
-    """Make a sandbox's folder, durably; passable for its VMM's user, readable for none."""
-    folder.mkdir(mode=0o711)
+    """Make a sandbox's folder if it is missing, durably; passable for its VMM's user, readable for none."""
+    folder.mkdir(mode=0o711, exist_ok=True)
     folder.chmod(0o711)
     fsync_dir(folder.parent)
 

@@ -9,43 +9,43 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 from torpor.base.aio import Supervisor, finish
 from torpor.base.faults import reach
-from torpor.base.units import GIB
 from torpor.db.sandboxes import SandboxRow
-from torpor.errors import GuestFailed, GuestUnreachable, TorporError, VmmFailed, WrongState
+from torpor.errors import GenerationChanged, GuestFailed, GuestUnreachable, TorporError, WrongState
 from torpor.guest.port import Guest
+from torpor.layers.manifest import Manifest
 from torpor.model import OnTimeout, SandboxInfo, SandboxState
+from torpor.sandboxes import birth, capture, comeback
 from torpor.sandboxes import folder as files
-from torpor.sandboxes.lifecycle import TIME_RUNS, WITH_MACHINE, check_move, require_running
+from torpor.sandboxes.lifecycle import WITH_MACHINE, check_move, require_running
+from torpor.sandboxes.machine import SandboxMachine
 from torpor.sandboxes.parts import Parts
-from torpor.templates.store import Template
-from torpor.vmm.base import Disk, MachineSpec, Vmm
+from torpor.templates import Template
+from torpor.vmm.base import Vmm
 
 T = TypeVar("T")
 S = SandboxState
 
-SANDBOX_FILE = "/etc/torpor/sandbox.json"
-"""Where the guest agent finds what this sandbox lays over its image: the environment."""
-
 _DELETE = "delete"
-_CONNECT_S = 30.0
-_EXPIRY_RETRY = timedelta(seconds=30)
+_RETRY = timedelta(seconds=30)
+"""An expiry or a sleep that failed is tried again after this."""
 _POWERED_DOWN = "reboot: Power down"
 """The kernel's last words when a machine powers itself off."""
+_BY_ITSELF_AWAKE = frozenset({S.HIBERNATED, S.HIBERNATING, S.WAKING})
+"""States from which a request for the guest wakes the machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    work: Callable[[], Coroutine[Any, Any, None]]
+    work: Callable[[], Coroutine[Any, Any, Any]]
     name: str
-    answer: asyncio.Future[SandboxInfo]
+    answer: asyncio.Future[Any]
 
 
 class SandboxTask:
@@ -53,225 +53,277 @@ class SandboxTask:
 
     def __init__(self, parts: Parts, row: SandboxRow, *, vmm: Vmm | None = None) -> None:
         self._parts = parts
-        self._row = row
-        self._vmm = vmm
-        self._folder = files.folder_of(parts.home, row.info.id)
-        self._guest: Guest | None = None
-        self._connecting = asyncio.Lock()
-        self._queue: asyncio.Queue[_Request | Vmm] = asyncio.Queue()
         self._tasks = Supervisor(parts.report)
-        self._current: asyncio.Task[Exception | None] | None = None
+        self.machine = SandboxMachine(parts, row, self._tasks, vmm)
+        self._queue: asyncio.Queue[_Request | Vmm | None] = asyncio.Queue()
+        self._current: asyncio.Task[Any] | None = None
         self._doomed = False
-        self.users = 0
-        """Callers that hold the guest now."""
+        self._watched: Vmm | None = None
+        self._users = 0
+        self._worked_at = parts.clock.now()
 
     @property
     def info(self) -> SandboxInfo:
         """What is so about the sandbox now."""
-        return self._row.info
+        return self.machine.info
 
     def start(self) -> None:
         """Begin to serve requests."""
         self._tasks.launch(self._run(), name=f"sandbox {self.info.id}")
-        if self._vmm is not None:
-            self._watch(self._vmm)
+        self._watch()
 
     async def aclose(self) -> None:
         """Stop serving; the machine goes on. What was under way is finished or undone by the next daemon."""
         await self._tasks.aclose()
-        await self._drop_guest()
-        if self._vmm is not None:
-            await self._vmm.aclose()
+        await self.machine.drop_guest()
+        if self.machine.vmm is not None:
+            await self.machine.vmm.aclose()
 
     # ---- what callers ask ----
 
-    async def create(self, template: Template, env: Mapping[str, str]) -> SandboxInfo:
+    async def create_cold(self, template: Template, env: Mapping[str, str]) -> SandboxInfo:
         """Boot the machine of a row that is `creating`."""
-        return await self._ask("create", lambda: self._create(template, env))
+        return await self._changed("create", lambda: birth.create_cold(self.machine, template, env))
+
+    async def create_from(
+        self, manifest: Manifest, env: Mapping[str, str], reason: birth.RenewalReason
+    ) -> SandboxInfo:
+        """Begin the machine of a row that is `creating` from a snapshot."""
+        return await self._changed(
+            "create", lambda: birth.create_from(self.machine, manifest, env, reason)
+        )
 
     async def pause(self) -> SandboxInfo:
         """Stop the vCPUs."""
-        return await self._ask("pause", self._pause)
+        return await self._changed("pause", self._pause)
 
     async def resume(self) -> SandboxInfo:
         """Let the vCPUs run on."""
-        return await self._ask("resume", self._resume)
+        return await self._changed("resume", self._resume)
+
+    async def snapshot(self, wish: capture.Wish) -> Manifest:
+        """Take a snapshot; the sandbox goes on as it was, or sleeps on."""
+        return await self._ask("snapshot", lambda: self._snapshot(wish))
+
+    async def hibernate(self) -> SandboxInfo:
+        """Snapshot the sandbox and give its CPU and RAM back."""
+        return await self._changed("hibernate", lambda: comeback.hibernate(self.machine))
+
+    async def wake(self) -> SandboxInfo:
+        """Let a hibernated sandbox go on."""
+        return await self._changed("wake", self._wake)
+
+    async def rollback(self, manifest: Manifest) -> SandboxInfo:
+        """Put the sandbox back to a snapshot."""
+        return await self._changed("rollback", lambda: comeback.rollback(self.machine, manifest))
 
     async def set_ttl(self, ttl_seconds: int | None, on_timeout: OnTimeout | None) -> SandboxInfo:
         """Set the time to live, counted from now."""
-        return await self._ask("set ttl", lambda: self._set_ttl(ttl_seconds, on_timeout))
+        return await self._changed("set ttl", lambda: self._set_ttl(ttl_seconds, on_timeout))
+
+    async def set_idle(self, idle_seconds: int | None) -> SandboxInfo:
+        """Set after how long without work the sandbox hibernates by itself."""
+        return await self._changed(
+            "set idle",
+            lambda: self.machine.save(self.machine.row.with_info(idle_seconds=idle_seconds)),
+        )
 
     async def delete(self) -> SandboxInfo:
         """End and remove the sandbox, whatever it does now; what it does is broken off."""
         self._doomed = True
         if self._current is not None:
             self._current.cancel()
-        return await self._ask(_DELETE, self._delete)
+        return await self._changed(_DELETE, self._delete)
 
     @contextlib.asynccontextmanager
     async def guest(self) -> AsyncIterator[Guest]:
-        """Enter with the connected guest of a running sandbox."""
-        require_running(self.info.id, self.info.state)
-        guest = await self._connected()
-        self.users += 1
+        """Enter with the connected guest; a hibernated sandbox is woken for it."""
+        self._users += 1
         try:
-            yield guest
+            if self.info.state in _BY_ITSELF_AWAKE:
+                await self.wake()
+            require_running(self.info.id, self.info.state)
+            generation = self.info.generation
+            guest = await self.machine.guest()
+            try:
+                yield guest
+            except GuestUnreachable as exc:
+                if self.info.generation == generation and self.info.state not in _BY_ITSELF_AWAKE:
+                    raise
+                raise GenerationChanged(
+                    f"sandbox {self.info.id} was put back or slept meanwhile; what was asked of it is void",
+                    hint="ask again: it is another point of its life now",
+                    sandbox_id=self.info.id,
+                    generation=self.info.generation,
+                ) from exc
         finally:
-            self.users -= 1
+            self._users -= 1
+            self._worked_at = self._parts.clock.now()
+            self._queue_tick()
 
     # ---- the task ----
 
-    async def _ask(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> SandboxInfo:
-        answer: asyncio.Future[SandboxInfo] = asyncio.get_running_loop().create_future()
-        if self.info.state is S.DELETED:
-            return self.info
+    async def _changed(
+        self, name: str, work: Callable[[], Coroutine[Any, Any, None]]
+    ) -> SandboxInfo:
+        if self.info.state is not S.DELETED:
+            await self._ask(name, work)
+        return self.info
+
+    async def _ask(self, name: str, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._queue.put_nowait(_Request(work, name, answer))
         return await asyncio.shield(answer)
+
+    def _queue_tick(self) -> None:
+        """Let the task look at its deadlines again."""
+        if self.info.idle_seconds is not None:
+            self._queue.put_nowait(None)
 
     async def _run(self) -> None:
         while self.info.state is not S.DELETED:
             try:
-                async with asyncio.timeout(self._seconds_to_expiry()):
+                async with asyncio.timeout(self._seconds_to_deadline()):
                     item = await self._queue.get()
             except TimeoutError:
-                await self._expire()
+                await self._deadline()
                 continue
             if isinstance(item, _Request):
                 await self._perform(item)
-            elif item is self._vmm:
+            elif item is not None and item is self.machine.vmm:
                 await self._noted_end()
         while not self._queue.empty():
             item = self._queue.get_nowait()
-            if isinstance(item, _Request):
-                item.answer.set_result(self.info)
+            if not isinstance(item, _Request):
+                continue
+            if item.name == _DELETE:
+                item.answer.set_result(None)
+            else:
+                item.answer.set_exception(_deleted(self.info, item.name))
 
     async def _perform(self, request: _Request) -> None:
         if self._doomed and request.name != _DELETE:
-            error: Exception | None = WrongState(
-                f"sandbox {self.info.id} is being deleted", sandbox_id=self.info.id
-            )
-        else:
-            task = self._tasks.spawn(
-                _outcome(request.work()), name=f"{request.name} {self.info.id}"
-            )
-            self._current = None if request.name == _DELETE else task
-            try:
-                await asyncio.wait({task})
-            finally:
-                self._current = None
-            if task.cancelled():  # only a delete breaks work off
-                error = WrongState(
-                    f"sandbox {self.info.id} was deleted during its {request.name}",
-                    sandbox_id=self.info.id,
-                )
-            else:
-                error = task.result()
+            request.answer.set_exception(_deleted(self.info, request.name))
+            return
+        task = self._tasks.spawn(_outcome(request.work()), name=f"{request.name} {self.info.id}")
+        self._current = None if request.name == _DELETE else task
+        try:
+            await asyncio.wait({task})
+        finally:
+            self._current = None
+        if task.cancelled():  # only a delete breaks work off
+            request.answer.set_exception(_deleted(self.info, request.name))
+            return
+        value, error = task.result()
         if error is None:
-            request.answer.set_result(self.info)
+            request.answer.set_result(value)
         else:
             request.answer.set_exception(error)
+        self._watch()
 
-    def _seconds_to_expiry(self) -> float | None:
-        if self.info.expires_at is None or self._doomed:
-            return None
-        return max(0.0, (self.info.expires_at - self._parts.clock.now()).total_seconds())
+    def _watch(self) -> None:
+        """Watch over the machine's process, once each."""
+        vmm = self.machine.vmm
+        if vmm is None or vmm is self._watched:
+            return
+        self._watched = vmm
 
-    async def _expire(self) -> None:
-        if self.info.expires_at is None or self.info.expires_at > self._parts.clock.now():
-            return  # the clock was set back meanwhile
-        try:
-            await self._delete()
-        except TorporError as exc:
-            self._parts.report(f"delete of expired {self.info.id}", exc)
-            await self._save(
-                self._row.with_info(expires_at=self._parts.clock.now() + _EXPIRY_RETRY)
-            )
-
-    def _watch(self, vmm: Vmm) -> None:
         async def watch() -> None:
             await vmm.wait()
             self._queue.put_nowait(vmm)
 
         self._tasks.launch(watch(), name=f"watch {self.info.id}")
 
+    # ---- deadlines ----
+
+    def _seconds_to_deadline(self) -> float | None:
+        due = min(
+            (at for at in (self._expires_at(), self._sleeps_at()) if at is not None), default=None
+        )
+        return None if due is None else max(0.0, (due - self._parts.clock.now()).total_seconds())
+
+    def _expires_at(self) -> datetime | None:
+        return None if self._doomed else self.info.expires_at
+
+    def _sleeps_at(self) -> datetime | None:
+        idle = self.info.idle_seconds
+        if idle is None or self._users or self._doomed or self.info.state is not S.RUNNING:
+            return None
+        return self._worked_at + timedelta(seconds=idle)
+
+    async def _deadline(self) -> None:
+        now = self._parts.clock.now()
+        expires, sleeps = self._expires_at(), self._sleeps_at()
+        try:
+            if expires is not None and expires <= now:
+                if self.info.on_timeout == "hibernate":
+                    await self._expire_asleep()
+                else:
+                    await self._delete()
+            elif sleeps is not None and sleeps <= now:
+                await self._fall_asleep()
+        except TorporError as exc:
+            self._parts.report(f"deadline of {self.info.id}", exc)
+            self._worked_at = now + _RETRY
+            if self.info.expires_at is not None:
+                await self.machine.save(self.machine.row.with_info(expires_at=now + _RETRY))
+        self._watch()
+
+    async def _expire_asleep(self) -> None:
+        if self.info.state in (S.RUNNING, S.PAUSED):
+            await comeback.hibernate(self.machine)
+        row = replace(self.machine.row, ttl_left=None)
+        await self.machine.save(row.with_info(expires_at=None, ttl_seconds=None))
+
+    async def _fall_asleep(self) -> None:
+        """Hibernate, unless a command still runs in the machine."""
+        guest = await self.machine.guest()
+        if any(found.state == "running" for found in await guest.exec_list()):
+            self._worked_at = self._parts.clock.now()
+            return
+        if not self._users:
+            await comeback.hibernate(self.machine)
+
+    # ---- the smaller acts ----
+
     async def _noted_end(self) -> None:
         """Write down that the machine ended by itself: `stopped` if it powered off, else `failed`."""
-        assert self._vmm is not None
-        await self._drop_guest()
-        await self._vmm.aclose()
-        self._vmm = None
+        m = self.machine
+        await m.drop_guest()
+        if m.vmm is not None:
+            await m.vmm.aclose()
+            m.vmm = None
         if self.info.state not in WITH_MACHINE:
             return
         state, error = await asyncio.to_thread(verdict, self._parts, self.info)
-        await self._move(state, error=error)
-        await asyncio.to_thread(files.release_machine, self._folder)
+        await m.move(state, error=error)
+        await asyncio.to_thread(files.release_machine, m.folder)
 
-    # ---- the acts ----
+    async def _snapshot(self, wish: capture.Wish) -> Manifest:
+        state = self.info.state
+        if state is S.HIBERNATED:
+            manifest = comeback.sleeping_at(self.machine)
+            return await asyncio.to_thread(
+                self._parts.layers.duplicate,
+                manifest,
+                capture.relabelled(self.machine, manifest, wish),
+            )
+        if state not in (S.RUNNING, S.PAUSED):
+            require_running(self.info.id, state)
+        return await capture.take(self.machine, wish, paused_before=state is S.PAUSED)
 
-    async def _create(self, template: Template, env: Mapping[str, str]) -> None:
-        begun = self._parts.clock.monotonic_s()
-        info = self.info
-        disk = files.active_disk(self._folder)
-        try:
-            reach("create.intent")
-            await asyncio.to_thread(files.make_folder, self._folder)
-            reach("create.folder")
-            await self._parts.driver.create_overlay(disk, info.disk_gib * GIB)
-            reach("create.overlay")
-            spec = MachineSpec(
-                vcpus=info.vcpus,
-                ram_mib=info.ram_mib,
-                network=info.network,
-                kernel=template.kernel,
-                initrd=template.initrd,
-                cmdline=template.cmdline,
-                disk=Disk((template.disk,), disk),
-            )
-            self._vmm = await self._parts.driver.start(self._folder, spec)
-            reach("create.started")
-            guest = await self._connected(self._parts.boot_timeout_s)
-            reach("create.connected")
-            await self._until_end(
-                self._personalise(guest, env, grow=info.disk_gib > template.info.disk_gib)
-            )
-            reach("create.ready")
-            boot_ms = round((self._parts.clock.monotonic_s() - begun) * 1000)
-            await self._move(S.RUNNING, boot_mode="cold", boot_ms=boot_ms)
-            reach("create.outcome")
-        except BaseException as exc:
-            await finish(self._undo_create(exc), within_s=60.0)
-            raise
-        self._watch(self._vmm)
-
-    async def _undo_create(self, exc: BaseException) -> None:
-        await self._end_machine()
-        await asyncio.to_thread(files.release_machine, self._folder)
-        if isinstance(exc, Exception):
-            tail = await asyncio.to_thread(
-                files.console_tail, self._parts.driver.console(self._folder)
-            )
-            text = exc.message if isinstance(exc, TorporError) else repr(exc)
-            await self._move(
-                S.FAILED, error=f"create failed: {text}" + (f"\nconsole:\n{tail}" if tail else "")
-            )
-
-    async def _personalise(self, guest: Guest, env: Mapping[str, str], *, grow: bool) -> None:
-        await guest.set_clock(self._parts.clock.now())
-        if env:
-            await guest.write(
-                SANDBOX_FILE,
-                _once(json.dumps({"env": dict(env)}).encode()),
-                mode=0o600,
-                user="root",
-            )
-        if grow:
-            await guest.grow_disk()
+    async def _wake(self) -> None:
+        await comeback.wake(self.machine)
+        self._worked_at = self._parts.clock.now()
 
     async def _pause(self) -> None:
+        m = self.machine
         if self.info.state is S.PAUSED:
             return
-        vmm = self._machine(S.PAUSING)
-        await self._move(S.PAUSING)
+        check_move(self.info.id, self.info.state, S.PAUSING)
+        vmm = m.running_vmm()
+        await m.move(S.PAUSING)
+        await m.drop_guest()  # a paused guest is silent
         reach("pause.intent")
         try:
             await vmm.pause()
@@ -279,140 +331,61 @@ class SandboxTask:
             await finish(self._settle_state(vmm), within_s=15.0)
             raise
         reach("pause.acted")
-        await self._move(S.PAUSED)
+        await m.move(S.PAUSED)
 
     async def _resume(self) -> None:
+        m = self.machine
         if self.info.state is S.RUNNING:
             return
-        vmm = self._machine(S.RESUMING)
-        await self._move(S.RESUMING)
+        check_move(self.info.id, self.info.state, S.RESUMING)
+        vmm = m.running_vmm()
+        await m.move(S.RESUMING)
         reach("resume.intent")
         try:
             await vmm.resume()
             reach("resume.acted")
             with contextlib.suppress(GuestFailed):
                 # before anyone runs a command: the guest's clock stood still
-                guest = await self._connected()
+                guest = await m.guest()
                 await guest.set_clock(self._parts.clock.now())
         except BaseException:
             await finish(self._settle_state(vmm), within_s=15.0)
             raise
-        await self._move(S.RUNNING)
+        await m.move(S.RUNNING)
 
     async def _set_ttl(self, ttl_seconds: int | None, on_timeout: OnTimeout | None) -> None:
+        m = self.machine
         if self.info.state in (S.DELETING, S.DELETED):
             raise WrongState(
                 f"sandbox {self.info.id} is {self.info.state}; it has no lease",
                 sandbox_id=self.info.id,
             )
         left = None if ttl_seconds is None else timedelta(seconds=ttl_seconds)
-        row = replace(self._row, ttl_left=left).with_info(
+        row = replace(m.row, ttl_left=left).with_info(
             ttl_seconds=ttl_seconds, on_timeout=on_timeout or self.info.on_timeout, expires_at=None
         )
-        await self._save(self._timed(row, row.info.state))
+        await m.save(m.timed(row, row.info.state))
 
     async def _delete(self) -> None:
+        m = self.machine
         self._doomed = True
         if self.info.state is not S.DELETING:
-            await self._move(S.DELETING)
+            await m.move(S.DELETING)
         reach("delete.intent")
-        await self._end_machine()
+        await m.end_machine()
         reach("delete.ended")
-        await files.remove_folder(self._folder)
+        await files.remove_folder(m.folder)
         reach("delete.removed")
-        row = self._row.with_info(state=S.DELETED, expires_at=None)
+        row = m.row.with_info(state=S.DELETED, expires_at=None)
         await asyncio.to_thread(self._parts.rows.mark_deleted, row, self._parts.clock.now())
         reach("delete.outcome")
-        self._row = row
-
-    # ---- smaller steps ----
-
-    def _machine(self, want: SandboxState) -> Vmm:
-        check_move(self.info.id, self.info.state, want)
-        if self._vmm is None:
-            raise VmmFailed(f"sandbox {self.info.id} has no machine", sandbox_id=self.info.id)
-        return self._vmm
-
-    async def _end_machine(self) -> None:
-        await self._drop_guest()
-        if self._vmm is not None:
-            await self._vmm.aclose()
-            self._vmm = None
-        await self._parts.driver.sweep(self._folder)
+        m.row = row
 
     async def _settle_state(self, vmm: Vmm) -> None:
         """After a pause or resume that went wrong, write down what the machine really does."""
         status = await vmm.status()
         if status != "ended":  # its end is noted by the watcher
-            await self._move(S.RUNNING if status == "running" else S.PAUSED)
-
-    async def _connected(self, timeout_s: float = _CONNECT_S) -> Guest:
-        async with self._connecting:
-            if self._guest is not None and not self._guest.closed:
-                return self._guest
-            vmm = self._vmm
-            if vmm is None:
-                raise GuestUnreachable(
-                    f"sandbox {self.info.id} has no machine", sandbox_id=self.info.id
-                )
-            await self._drop_guest()
-            await self._save(replace(self._row, epoch=self._row.epoch + 1))
-            self._guest = await self._until_end(
-                self._parts.connect_guest(
-                    vmm.agent_socket, epoch=self._row.epoch, timeout_s=timeout_s
-                )
-            )
-            return self._guest
-
-    async def _until_end(self, work: Awaitable[T]) -> T:
-        """Await `work`, but no longer than the machine lives."""
-        assert self._vmm is not None
-        vmm = self._vmm
-
-        doing = self._tasks.spawn(_quiet(work), name="guest work")
-        ending = self._tasks.spawn(vmm.wait(), name="machine's end")
-        try:
-            await asyncio.wait({doing, ending}, return_when=asyncio.FIRST_COMPLETED)
-            if not doing.done():
-                raise VmmFailed(
-                    f"the machine of sandbox {self.info.id} ended",
-                    hint=f"see its console: torpor logs {self.info.id}",
-                    sandbox_id=self.info.id,
-                )
-            outcome = doing.result()
-            if isinstance(outcome, BaseException):
-                raise outcome
-            return outcome
-        finally:
-            for task in (doing, ending):
-                task.cancel()
-            await asyncio.wait({doing, ending}, timeout=5.0)
-
-    async def _drop_guest(self) -> None:
-        guest, self._guest = self._guest, None
-        if guest is not None:
-            with contextlib.suppress(GuestFailed):
-                await guest.aclose()
-
-    async def _move(self, state: SandboxState, **changes: Any) -> None:
-        if state is not self.info.state:
-            check_move(self.info.id, self.info.state, state)
-        await self._save(self._timed(self._row.with_info(state=state, **changes), state))
-
-    def _timed(self, row: SandboxRow, state: SandboxState) -> SandboxRow:
-        """Start or stop the lease's clock as `state` wants."""
-        now = self._parts.clock.now()
-        if state in TIME_RUNS and row.info.expires_at is None and row.ttl_left is not None:
-            return replace(row, ttl_left=None).with_info(expires_at=now + row.ttl_left)
-        if state not in TIME_RUNS and row.info.expires_at is not None:
-            return replace(row, ttl_left=max(row.info.expires_at - now, timedelta(0))).with_info(
-                expires_at=None
-            )
-        return row
-
-    async def _save(self, row: SandboxRow) -> None:
-        await asyncio.to_thread(self._parts.rows.save, row)
-        self._row = row
+            await self.machine.move(S.RUNNING if status == "running" else S.PAUSED)
 
 
 def verdict(parts: Parts, info: SandboxInfo) -> tuple[SandboxState, str | None]:
@@ -422,30 +395,21 @@ def verdict(parts: Parts, info: SandboxInfo) -> tuple[SandboxState, str | None]:
     if _POWERED_DOWN in console:
         return S.STOPPED, None
     log = parts.driver.last_words(folder)
-    parts_of_text = ["the machine ended unexpectedly"]
+    text = ["the machine ended unexpectedly"]
     if log:
-        parts_of_text.append(f"VMM log:\n{log}")
+        text.append(f"VMM log:\n{log}")
     if console:
-        parts_of_text.append(f"console:\n{console}")
-    return S.FAILED, "\n".join(parts_of_text)
+        text.append(f"console:\n{console}")
+    return S.FAILED, "\n".join(text)
 
 
-async def _once(data: bytes) -> AsyncIterator[bytes]:
-    yield data
+def _deleted(info: SandboxInfo, name: str) -> WrongState:
+    return WrongState(f"sandbox {info.id} was deleted during its {name}", sandbox_id=info.id)
 
 
-async def _outcome(work: Coroutine[Any, Any, None]) -> Exception | None:
+async def _outcome(work: Coroutine[Any, Any, T]) -> tuple[T | None, Exception | None]:
     """Return the failure of `work` instead of raising it: it belongs to the caller, not to the supervisor."""
     try:
-        await work
+        return await work, None
     except Exception as exc:  # noqa: BLE001 - handed to the caller, who raises it
-        return exc
-    return None
-
-
-async def _quiet(work: Awaitable[T]) -> T | Exception:
-    """Return a failure instead of raising it, so that the supervisor does not report what the caller gets."""
-    try:
-        return await work
-    except Exception as exc:  # noqa: BLE001 - handed to the caller, who raises it
-        return exc
+        return None, exc

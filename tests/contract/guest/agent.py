@@ -46,7 +46,7 @@ class Agent:
                 [
                     *(sys.executable, "-m", "torpor_guest", "--socket", str(self.socket)),
                     *("--state-dir", str(self.folder / "state"), "--image", str(image)),
-                    *("--cgroup", self.cgroup),
+                    *("--cgroup", self.cgroup, "--proc-sys", str(self.folder / "sys")),
                 ],
                 # No other PATH: a `systemctl poweroff` of the agent must never reach this machine.
                 env={"PYTHONPATH": str(SOURCES), "PATH": str(self.folder / "bin")},

@@ -37,8 +37,6 @@ def test_sizes_come_from_the_template_unless_given() -> None:
         ({"ram_mib": 1 << 40}, "ram_mib is"),
         ({"disk_gib": 0}, "disk_gib is 0"),
         ({"disk_gib": 3}, "disk_gib is 3; the template base needs 4"),
-        ({"ttl_seconds": 0}, "ttl_seconds is 0"),
-        ({"ttl_seconds": -5}, "ttl_seconds is -5"),
     ],
 )
 def test_bad_sizes_are_refused_with_what_was_wanted(changes: dict[str, Any], words: str) -> None:

@@ -1,0 +1,161 @@
+"""Starts execs for requests and follows them; what has begun goes on when the request ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+
+from torpor.base.aio import Supervisor, finish
+from torpor.base.ids import new_id
+from torpor.errors import CommandLost, OperationTimeout, TorporError
+from torpor.guest.port import Guest
+from torpor.model import ExecEnded, ExecId, ExecInfo, ExecOutput, ExecSpec, SandboxId
+from torpor.sandboxes.port import EnginePort
+from torpor.server.exec_output import Collected, SseEncoder
+
+log = logging.getLogger(__name__)
+
+STDIN_CHUNK_BYTES = 256 << 10
+FEED_WAIT_S = 0.5
+"""Seconds that a start waits for small input to be taken, so that the client knows it was."""
+KILL_GRACE_S = 20.0
+"""Seconds after a command's own limit in which the guest has to report its end."""
+_REMEMBERED_FEEDS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A command to start, and what to do beside it."""
+
+    spec: ExecSpec
+    exec_id: ExecId
+    stdin: bytes | None = None
+    """All of stdin; None: it is not ours to feed."""
+    kill_on_disconnect: bool = False
+
+
+class ExecDesk:
+    """Feeds the stdin of execs, each once, in tasks that outlive the request."""
+
+    def __init__(self, engine: EnginePort) -> None:
+        self.engine = engine
+        self._fed: OrderedDict[str, None] = OrderedDict()
+        self._supervisor = Supervisor(_feed_failed)
+
+    async def aclose(self) -> None:
+        """Stop feeding."""
+        await self._supervisor.aclose(within_s=2)
+
+    async def start(
+        self, guest: Guest, sandbox_id: SandboxId, start: Start
+    ) -> tuple[ExecInfo, bool]:
+        """Start a command, or find the one that has this id already.
+
+        Returns:
+            What is so about it, and whether the guest has taken all of `start.stdin`; where it takes
+            longer, feeding goes on when this has returned.
+        """
+        info = await guest.exec_start(start.exec_id, start.spec)
+        key = f"{sandbox_id}/{start.exec_id}"
+        is_fed = start.stdin is None
+        if start.stdin is not None and key not in self._fed:
+            self._fed[key] = None
+            if len(self._fed) > _REMEMBERED_FEEDS:
+                self._fed.popitem(last=False)
+            feeding = self._supervisor.spawn(
+                self._feed(sandbox_id, start.exec_id, start.stdin), name=f"stdin of {start.exec_id}"
+            )
+            done, _ = await asyncio.wait({feeding}, timeout=FEED_WAIT_S)
+            is_fed = bool(done)
+        return info, is_fed
+
+    async def _feed(self, sandbox_id: SandboxId, exec_id: ExecId, data: bytes) -> None:
+        async with self.engine.guest(sandbox_id) as guest:
+            for begin in range(0, max(1, len(data)), STDIN_CHUNK_BYTES):
+                end = begin + STDIN_CHUNK_BYTES
+                await guest.exec_stdin(exec_id, data[begin:end], eof=end >= len(data))
+
+    async def run(self, sandbox_id: SandboxId, start: Start, *, limit_bytes: int) -> object:
+        """Start a command, wait for its end and return its result.
+
+        When the caller is cancelled the command runs on, unless `start.kill_on_disconnect`.
+
+        Raises:
+            OperationTimeout: it was killed at its time limit; the facts have its output until then.
+            CommandLost: its end cannot be known.
+        """
+        collected = Collected(limit_bytes)
+        limit_s = start.spec.timeout_seconds
+        async with self.engine.guest(sandbox_id) as guest:
+            await self.start(guest, sandbox_id, start)
+            try:
+                async with (
+                    asyncio.timeout(None if limit_s is None else limit_s + KILL_GRACE_S),
+                    guest.exec_attach(start.exec_id) as events,
+                ):
+                    async for event in events:
+                        if isinstance(event, ExecOutput):
+                            collected.add(event)
+                        elif isinstance(event, ExecEnded):
+                            return collected.result(event.info)
+            except TimeoutError as exc:
+                await finish(_kill(guest, start.exec_id), within_s=5)
+                raise OperationTimeout(
+                    f"timeout: the guest did not end the command within {KILL_GRACE_S:g} s of its "
+                    f"limit of {limit_s:g} s; it was told to kill it",
+                    exec_id=start.exec_id,
+                ) from exc
+            except asyncio.CancelledError:
+                if start.kill_on_disconnect:
+                    await finish(_kill(guest, start.exec_id), within_s=5)
+                raise
+        raise CommandLost(f"{start.exec_id} sent no end", exec_id=start.exec_id)
+
+    async def frames(
+        self,
+        sandbox_id: SandboxId,
+        exec_id: ExecId,
+        encoder: SseEncoder,
+        *,
+        start: Start | None = None,
+        stdout_offset: int = 0,
+        stderr_offset: int = 0,
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield the events of an exec as server-sent events, after starting it if `start` is given."""
+        async with self.engine.guest(sandbox_id) as guest:
+            if start is not None:
+                _, encoder.stdin_done = await self.start(guest, sandbox_id, start)
+            try:
+                async with guest.exec_attach(
+                    exec_id, stdout_offset=stdout_offset, stderr_offset=stderr_offset
+                ) as events:
+                    async for event in events:
+                        for frame in encoder.encode(event):
+                            yield frame
+                        if isinstance(event, ExecEnded):
+                            return
+            except (asyncio.CancelledError, GeneratorExit):
+                if start is not None and start.kill_on_disconnect:
+                    await finish(_kill(guest, exec_id), within_s=5)
+                raise
+        raise CommandLost(f"{exec_id} sent no end", exec_id=exec_id)
+
+
+def new_exec_id(chosen: str | None) -> ExecId:
+    """Return the id that the client chose, or a fresh one."""
+    return ExecId(chosen or new_id("exec"))
+
+
+async def _kill(guest: Guest, exec_id: ExecId) -> None:
+    try:
+        await guest.exec_signal(exec_id, 9)
+    except TorporError as error:
+        log.warning("%s could not be killed: %s", exec_id, error.message)
+
+
+def _feed_failed(name: str, error: BaseException) -> None:
+    # A command may end without reading its input; that is its business.
+    log.info("%s was not taken whole: %s", name, error)
