@@ -105,6 +105,8 @@ class CuttingProxy:
         upward = asyncio.create_task(_copy(reader, up_writer, None))
         try:
             await _copy(up_reader, writer, budget)
+        except asyncio.CancelledError:
+            pass  # a cancelled handler would be logged
         finally:
             upward.cancel()
             for end in (writer, up_writer):

@@ -53,8 +53,6 @@ class ExecFeed:
         self._streams = streams
         self._next: dict[StreamName, int] = {"stdout": stdout_offset, "stderr": stderr_offset}
         self._is_fed = not (start and (start.get("stdin_b64") or start.get("stdin")))
-        self._feeder: str | None = None
-        """Process id of the daemon that feeds stdin."""
 
     async def events(self) -> AsyncGenerator[ExecEvent, None]:
         """Yield `ExecStarted` once, output as it comes, `ExecEnded` last.
@@ -113,20 +111,16 @@ class ExecFeed:
                 },
             )
         async with opened as reply:
-            if sends_start:
-                self._feeder = self._connection.daemon_pid
-            elif not self._is_fed and self._connection.daemon_pid != self._feeder:
-                await self._stdin_was_cut()
             async for event in sse_events(raw_bytes(reply)):
-                found = self._event(event, sends_start)
+                if event.name == "started" and not self._is_fed:
+                    await self._check_feeding(event.data.get("stdin_done"))
+                found = self._event(event)
                 if found is not None:
                     yield found
 
-    def _event(self, event: SseEvent, sends_start: bool) -> ExecEvent | None:
+    def _event(self, event: SseEvent) -> ExecEvent | None:
         data = event.data
         if event.name == "started":
-            if sends_start:
-                self._is_fed = self._is_fed or bool(data.get("stdin_done"))
             return ExecStarted(ExecId(data["exec_id"]), data["pid"])
         if event.name in ("stdout", "stderr"):
             return self._output("stdout" if event.name == "stdout" else "stderr", data)
@@ -150,8 +144,11 @@ class ExecFeed:
         self._next[stream] = wanted + len(content)
         return ExecOutput(stream, wanted, content)
 
-    async def _stdin_was_cut(self) -> None:
-        """Another daemon answers than the one that fed stdin: the command would wait for the rest for ever."""
+    async def _check_feeding(self, stdin_done: bool | None) -> None:
+        """Note how far stdin is fed; kill a command whose feeding daemon is gone: it would wait for ever."""
+        if stdin_done is not None:
+            self._is_fed = stdin_done
+            return
         await self._connection.call(
             "POST", f"{self._base}/execs/{self._exec_id}/signal", body={"signal": 9}
         )

@@ -10,6 +10,7 @@ import os
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable
 from pathlib import Path
+from typing import IO
 
 from torpor.errors import InvalidRequest, NotFound, error_from_wire
 from torpor.model import FileInfo
@@ -252,20 +253,28 @@ class AsyncFilesystem:
         partial = target.with_name(f".{target.name[:200]}.{secrets.token_hex(4)}.part")
         try:
             await asyncio.to_thread(target.parent.mkdir, parents=True, exist_ok=True)
-            done = 0
-            with await asyncio.to_thread(partial.open, "xb") as file:
-                async for chunk in self.read_stream(info.path):
-                    await asyncio.to_thread(file.write, chunk)
-                    done += len(chunk)
-                    if progress is not None:
-                        progress(done, max(done, info.size_bytes))
-                os.fchmod(file.fileno(), info.mode & 0o777 | 0o200)
-            await asyncio.to_thread(partial.replace, target)
+            file = await asyncio.to_thread(partial.open, "xb")
+            try:
+                with file:
+                    done = await self._copy(info, file, progress)
+                await asyncio.to_thread(partial.replace, target)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    partial.unlink()
+                raise
         except OSError as exc:
             raise InvalidRequest(f"cannot write {target}: {exc.strerror}", path=target) from exc
-        finally:
-            partial.unlink(missing_ok=True)
         return Transfer(files=1, size_bytes=done)
+
+    async def _copy(self, info: FileInfo, file: IO[bytes], progress: Progress | None) -> int:
+        done = 0
+        async for chunk in self.read_stream(info.path):
+            await asyncio.to_thread(file.write, chunk)
+            done += len(chunk)
+            if progress is not None:
+                progress(done, max(done, info.size_bytes))
+        os.fchmod(file.fileno(), info.mode & 0o777 | 0o200)
+        return done
 
 
 def _chunks(data: Content) -> AsyncIterator[bytes] | bytes:

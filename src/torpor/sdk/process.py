@@ -98,7 +98,7 @@ class AsyncProcess:
         """Return what is so about the command now."""
         return exec_info(await self._connection.call("GET", self._path))
 
-    def events(self) -> AsyncGenerator[ExecEvent, None]:
+    async def events(self) -> AsyncGenerator[ExecEvent, None]:
         """Yield `ExecStarted`, output from the handle's offsets on, `ExecEnded` last.
 
         A lost connection is made again; no byte is lost or repeated.
@@ -107,7 +107,8 @@ class AsyncProcess:
             OperationTimeout: the command was killed at its time limit.
             CommandLost: its end cannot be known.
         """
-        return self._feed().events()
+        async for event in self._feed().events():
+            yield event
 
     def _feed(self, *, limit_bytes: int | None = None, streams: str = "stdout,stderr") -> ExecFeed:
         return ExecFeed(

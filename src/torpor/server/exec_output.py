@@ -55,8 +55,8 @@ class SseEncoder:
     def __init__(self, *, limit_bytes: int | None, streams: frozenset[str]) -> None:
         self._limit = limit_bytes
         self._streams = streams
-        self.stdin_done = True
-        """False: input that the request brought is still being fed."""
+        self.stdin_done: bool | None = None
+        """Whether the input that came with the request is fed; None: there was none, or another daemon's."""
         self._held: dict[StreamName, _Held] = {"stdout": _Held(), "stderr": _Held()}
 
     def encode(self, event: ExecEvent) -> Iterator[bytes]:

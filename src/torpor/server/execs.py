@@ -42,35 +42,38 @@ class ExecDesk:
 
     def __init__(self, engine: EnginePort) -> None:
         self.engine = engine
-        self._fed: OrderedDict[str, None] = OrderedDict()
+        self._fed: OrderedDict[str, bool] = OrderedDict()
         self._supervisor = Supervisor(_feed_failed)
 
     async def aclose(self) -> None:
         """Stop feeding."""
         await self._supervisor.aclose(within_s=2)
 
-    async def start(
-        self, guest: Guest, sandbox_id: SandboxId, start: Start
-    ) -> tuple[ExecInfo, bool]:
+    def stdin_done(self, sandbox_id: SandboxId, exec_id: ExecId) -> bool | None:
+        """Return whether the input that came with an exec's request is fed; None: not by this daemon."""
+        return self._fed.get(f"{sandbox_id}/{exec_id}")
+
+    async def start(self, guest: Guest, sandbox_id: SandboxId, start: Start) -> ExecInfo:
         """Start a command, or find the one that has this id already.
 
-        Returns:
-            What is so about it, and whether the guest has taken all of `start.stdin`; where it takes
-            longer, feeding goes on when this has returned.
+        Feeding `start.stdin` goes on when this has returned, if the guest does not take it at once.
         """
         info = await guest.exec_start(start.exec_id, start.spec)
         key = f"{sandbox_id}/{start.exec_id}"
-        is_fed = start.stdin is None
         if start.stdin is not None and key not in self._fed:
-            self._fed[key] = None
+            self._fed[key] = False
             if len(self._fed) > _REMEMBERED_FEEDS:
                 self._fed.popitem(last=False)
             feeding = self._supervisor.spawn(
                 self._feed(sandbox_id, start.exec_id, start.stdin), name=f"stdin of {start.exec_id}"
             )
-            done, _ = await asyncio.wait({feeding}, timeout=FEED_WAIT_S)
-            is_fed = bool(done)
-        return info, is_fed
+            feeding.add_done_callback(lambda _task: self._feeding_ended(key))
+            await asyncio.wait({feeding}, timeout=FEED_WAIT_S)
+        return info
+
+    def _feeding_ended(self, key: str) -> None:
+        if key in self._fed:
+            self._fed[key] = True
 
     async def _feed(self, sandbox_id: SandboxId, exec_id: ExecId, data: bytes) -> None:
         async with self.engine.guest(sandbox_id) as guest:
@@ -127,7 +130,8 @@ class ExecDesk:
         """Yield the events of an exec as server-sent events, after starting it if `start` is given."""
         async with self.engine.guest(sandbox_id) as guest:
             if start is not None:
-                _, encoder.stdin_done = await self.start(guest, sandbox_id, start)
+                await self.start(guest, sandbox_id, start)
+            encoder.stdin_done = self.stdin_done(sandbox_id, exec_id)
             try:
                 async with guest.exec_attach(
                     exec_id, stdout_offset=stdout_offset, stderr_offset=stderr_offset

@@ -50,8 +50,7 @@ async def exec_command(
     start, found = _start(body), SandboxId(sandbox_id)
     if body.background:
         async with engine.guest(found) as guest:
-            info, _ = await desk.start(guest, found, start)
-            return Reply(ExecWire.of(info), 202)
+            return Reply(ExecWire.of(await desk.start(guest, found, start)), 202)
     limit = OUTPUT_LIMIT_BYTES if body.output_limit_bytes is None else body.output_limit_bytes
     return Reply(await until_hang_up(request, desk.run(found, start, limit_bytes=limit)))
 
