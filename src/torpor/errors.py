@@ -6,6 +6,8 @@
     ├── NotFound                  404  no such sandbox, template, exec or path
     ├── Conflict                  409  the name or place is taken
     │   ├── WrongState            409  the object exists but its state forbids the request
+    │   ├── GenerationChanged     409  the machine was put back meanwhile; what was asked of it is void
+    │   ├── SnapshotUnusable      409  a snapshot's RAM cannot go on on this host
     │   └── Busy                  409  another request holds the object; try again
     ├── LimitExceeded             413  a size, count or length over its limit
     ├── InsufficientResources     507  the host has no memory or disk for it; nothing was made
@@ -38,6 +40,7 @@ __all__ = [
     "Conflict",
     "DaemonUnreachable",
     "DataDamaged",
+    "GenerationChanged",
     "GuestFailed",
     "GuestUnreachable",
     "HostNotReady",
@@ -47,6 +50,7 @@ __all__ = [
     "NotAuthenticated",
     "NotFound",
     "OperationTimeout",
+    "SnapshotUnusable",
     "TorporError",
     "VmmFailed",
     "WrongState",
@@ -64,7 +68,7 @@ class TorporError(Exception):
     exit_code: ClassVar[int] = 1
     retryable: ClassVar[bool] = False
 
-    def __init__(self, message: str, *, hint: str | None = None, **facts: object) -> None:
+    def __init__(self, message: str, /, *, hint: str | None = None, **facts: object) -> None:
         super().__init__(message)
         self.hint = hint
         self.facts: dict[str, object] = facts
@@ -103,6 +107,18 @@ class WrongState(Conflict):
     """Raised when the object exists but is not in a state that allows the request."""
 
     code, http_status, exit_code = "object.wrong_state", 409, 65
+
+
+class GenerationChanged(Conflict):
+    """Raised to those who were using a machine that was rolled back, slept or was replaced meanwhile."""
+
+    code, http_status, exit_code = "sandbox.generation_changed", 409, 88
+
+
+class SnapshotUnusable(Conflict):
+    """Raised when a snapshot's RAM was saved by another driver, version or CPU than this host has."""
+
+    code, http_status, exit_code = "snapshot.unusable", 409, 89
 
 
 class Busy(Conflict):
@@ -211,7 +227,7 @@ def error_from_wire(body: Mapping[str, Any]) -> TorporError:
     cls = by_code.get(str(body.get("code")), TorporError)
     facts = body.get("facts")
     clean = (
-        {k: v for k, v in facts.items() if k not in ("message", "hint", "self")}
+        {k: v for k, v in facts.items() if k not in ("hint", "self")}
         if isinstance(facts, dict)
         else {}
     )

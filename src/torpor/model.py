@@ -13,6 +13,7 @@ from typing import Literal, NewType
 
 SandboxId = NewType("SandboxId", str)
 ExecId = NewType("ExecId", str)
+SnapshotId = NewType("SnapshotId", str)
 
 
 class SandboxState(StrEnum):
@@ -23,7 +24,11 @@ class SandboxState(StrEnum):
     PAUSING = "pausing"
     PAUSED = "paused"
     RESUMING = "resuming"
+    HIBERNATING = "hibernating"
     HIBERNATED = "hibernated"
+    WAKING = "waking"
+    RESTORING = "restoring"
+    """Being rolled back: the same sandbox, put back to a snapshot."""
     STOPPED = "stopped"
     FAILED = "failed"
     DELETING = "deleting"
@@ -33,6 +38,10 @@ class SandboxState(StrEnum):
 Network = Literal["user", "none"]
 OnTimeout = Literal["delete", "hibernate"]
 BootMode = Literal["cold", "restore", "resume"]
+"""`cold`: booted from its disk; `restore`: from a snapshot's RAM; `resume`: woken where it slept."""
+Consistency = Literal["crash", "filesystem", "application"]
+"""`crash`: as after a power cut, but synced; `filesystem`: file systems frozen while captured."""
+SnapshotReason = Literal["snapshot", "hibernate", "fork", "rollback", "template"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +56,25 @@ class SandboxSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     metadata: Mapping[str, str] = field(default_factory=dict)
     ttl_seconds: int | None = None
-    """Seconds from creation after which `on_timeout` happens; None: never."""
+    """Seconds of running after which `on_timeout` happens; None: never. Being paused uses up none."""
     on_timeout: OnTimeout = "delete"
+    idle_seconds: int | None = None
+    """Hibernate by itself after so many seconds without work; None: never."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreSpec:
+    """What a sandbox that is made from a snapshot is given of its own; the rest is the snapshot's."""
+
+    env: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    network: Network | None = None
+    """None: the snapshot's."""
+    ttl_seconds: int | None = None
+    on_timeout: OnTimeout = "delete"
+    idle_seconds: int | None = None
+    allow_cold: bool = False
+    """Start cold from the disk, and say so, when the RAM cannot go on on this host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,18 +89,69 @@ class SandboxInfo:
     ram_mib: int
     disk_gib: int
     network: Network
-    env: Mapping[str, str]
+    env_names: tuple[str, ...]
+    """Names of the environment given at create; the values live in the machine alone."""
     metadata: Mapping[str, str]
     ttl_seconds: int | None
     on_timeout: OnTimeout
     created_at: datetime
     expires_at: datetime | None
+    """None: never, or not running down now (only running time counts)."""
     boot_mode: BootMode | None = None
     boot_ms: int | None = None
     driver: str = "qemu"
     accel: str | None = None
     error: str | None = None
     """Why it failed, with the last lines of its log; None unless `failed`."""
+    idle_seconds: int | None = None
+    """Hibernate by itself after so many seconds without work; None: never."""
+    parent_snapshot: SnapshotId | None = None
+    """The snapshot it last was at: made from, put back to, or taken of it."""
+    generation: int = 1
+    """Raised whenever the machine's past changes: at each restore, rollback, fork and wake."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotInfo:
+    """A point of a sandbox: RAM, devices and disk at one instant. Immutable."""
+
+    id: SnapshotId
+    label: str | None
+    sandbox_id: SandboxId | None
+    """The sandbox it was taken of; None for a template's own."""
+    parent: SnapshotId | None
+    reason: SnapshotReason
+    template: str
+    template_digest: str
+    created_at: datetime
+    consistency: Consistency
+    vcpus: int
+    ram_mib: int
+    disk_gib: int
+    network: Network
+    driver: str
+    driver_version: str
+    cpu: str
+    """What the machine's CPU was; RAM can only be restored on the same."""
+    accel: str
+    size_bytes: int
+    """Bytes written for this snapshot alone."""
+    pause_ms: float
+    """How long the machine stood still."""
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Renewal:
+    """What a machine is told when it goes on from a snapshot."""
+
+    reason: Literal["create", "wake", "rollback", "restore", "fork"]
+    generation: int
+    now: datetime
+    entropy: bytes
+    """Fresh randomness from the host, mixed into the guest kernel's before anything else happens."""
+    hostname: str | None
+    """None: the identity stays; else machine-id, host keys and boot_id are made anew, and this is the name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

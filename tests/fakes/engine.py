@@ -287,7 +287,7 @@ class FakeEngine:
             ram_mib=spec.ram_mib or template.ram_mib,
             disk_gib=spec.disk_gib or template.disk_gib,
             network=spec.network,
-            env=dict(spec.env),
+            env_names=tuple(sorted(spec.env)),
             metadata=dict(spec.metadata),
             ttl_seconds=ttl,
             on_timeout=spec.on_timeout,

@@ -66,6 +66,10 @@ class Supervisor:
         task.add_done_callback(self._reaped)
         return task
 
+    def launch(self, coro: Coroutine[Any, Any, Any], *, name: str) -> None:
+        """Start `coro` as `spawn` does, for work whose end nobody waits for."""
+        self._tasks.add(self.spawn(coro, name=name))
+
     async def aclose(self, *, within_s: float = 10.0) -> None:
         """Cancel all tasks and wait for them, at most `within_s` seconds."""
         tasks = list(self._tasks)

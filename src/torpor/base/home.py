@@ -67,6 +67,21 @@ class Home:
         return self.root / "sandboxes"
 
     @property
+    def snapshots(self) -> Path:
+        """One folder a snapshot, named by its id."""
+        return self.root / "snapshots"
+
+    @property
+    def layers(self) -> Path:
+        """Files that snapshots and sandboxes share, one a layer."""
+        return self.root / "layers"
+
+    @property
+    def images(self) -> Path:
+        """Whole RAM images made from layers; can be made again."""
+        return self.root / "images"
+
+    @property
     def tmp(self) -> Path:
         """Work in progress; whatever is here when a daemon starts is rubbish."""
         return self.root / "tmp"
@@ -75,7 +90,13 @@ class Home:
         """Create the folders that are missing; the root is passable but not readable for others."""
         make_private_dir(self.root)
         self.root.chmod(0o711)  # each VMM runs under a uid of its own and must reach its folder
-        for folder in (self.templates, self.sandboxes):
+        for folder in (
+            self.templates,
+            self.sandboxes,
+            self.snapshots,
+            self.layers,
+            self.images,
+            self.tmp,
+        ):
             make_private_dir(folder, mode=0o711)
             folder.chmod(0o711)
-        make_private_dir(self.tmp)

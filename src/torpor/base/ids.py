@@ -10,7 +10,7 @@ from torpor.errors import InvalidRequest
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base 32, lower case
 _LENGTH = 20
 _NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")
-_ID = re.compile(rf"(sbx|snap|exec|tpl|bld|vol|db|chg|bkp)_[{_ALPHABET}]{{{_LENGTH}}}")
+_ID = re.compile(rf"(sbx|snap|lyr|exec|tpl|bld|vol|db|chg|bkp)_[{_ALPHABET}]{{{_LENGTH}}}")
 
 
 def new_id(prefix: str) -> str:

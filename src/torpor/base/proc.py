@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import AsyncIterator, Mapping, Sequence
+import subprocess
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -110,7 +111,7 @@ async def stream_lines(
     timeout_s: float,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
-) -> AsyncIterator[str]:
+) -> AsyncGenerator[str, None]:
     """Run `argv` and yield the lines of its stdout and stderr together as they come.
 
     The group is killed when the caller stops early.
@@ -149,25 +150,51 @@ async def stream_lines(
         raise command_failed(argv, status, "\n".join(tail).encode())
 
 
-async def start(
+_children: dict[int, subprocess.Popen[bytes]] = {}
+"""Processes of `start_detached` that are not reaped yet."""
+
+
+def start_detached(
     argv: Sequence[str],
     *,
     log: IO[bytes],
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
     pass_fds: Sequence[int] = (),
-) -> asyncio.subprocess.Process:
-    """Start `argv` in a session of its own, so that it outlives us; its output goes to the file `log`."""
-    return await asyncio.create_subprocess_exec(
-        *argv,
-        stdin=asyncio.subprocess.DEVNULL,
+    user: int | None = None,
+    group: int | None = None,
+    extra_groups: Sequence[int] | None = None,
+) -> ProcessId:
+    """Start `argv` in a session of its own, so that it outlives us; its output goes to the file `log`.
+
+    As root it can be given another `user`, `group` and `extra_groups` from its first instruction on.
+    Blocks until the program is loaded. Not asyncio's subprocess: that one kills its child when the loop
+    closes. Await `ProcessId.wait` (or `kill`) on the result; it reaps.
+    """
+    child = subprocess.Popen(
+        list(argv),
+        stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,
         env=dict(env) if env is not None else safe_env(),
         cwd=cwd,
         start_new_session=True,
         pass_fds=tuple(pass_fds),
+        user=user,
+        group=group,
+        extra_groups=extra_groups,
+        umask=0o077,
     )
+    _children[child.pid] = child
+    fields = _stat_fields(child.pid)
+    assert fields is not None, "our own child cannot vanish before it is reaped"
+    return ProcessId(child.pid, int(fields[19]))
+
+
+def _reap(pid: int) -> None:
+    child = _children.get(pid)
+    if child is not None and child.poll() is not None:
+        del _children[pid]
 
 
 async def kill_group(process: asyncio.subprocess.Process) -> None:
@@ -216,6 +243,7 @@ class ProcessId:
         """
         fd = self.open()
         if fd is None:
+            _reap(self.pid)
             return
         try:
             with contextlib.suppress(ProcessLookupError):
@@ -227,16 +255,19 @@ class ProcessId:
             ) from exc
         finally:
             os.close(fd)
+        _reap(self.pid)
 
     async def wait(self) -> None:
         """Return when this very process has ended."""
         fd = self.open()
         if fd is None:
+            _reap(self.pid)
             return
         try:
             await _readable(fd, within_s=None)
         finally:
             os.close(fd)
+        _reap(self.pid)
 
 
 async def _readable(fd: int, *, within_s: float | None) -> None:

@@ -34,5 +34,8 @@ COMMANDS: dict[str, Lazy] = {
     "cp": Lazy("torpor.cli.files", "cp", "Copy files and folders in and out of a sandbox."),
     "template": Lazy("torpor.cli.templates", "app", "Build and look after templates."),
     "doctor": Lazy("torpor.cli.system", "doctor", "Say what this host has and what is missing."),
+    "demo": Lazy(
+        "torpor.cli.demo", "demo", "Do the main job on a real source tree and show the times."
+    ),
     "serve": Lazy("torpor.cli.system", "serve", "Run the daemon in the foreground."),
 }

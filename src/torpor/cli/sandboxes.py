@@ -127,7 +127,7 @@ def _facts(info: SandboxInfo) -> dict[str, object]:
     facts = as_dict(info)
     facts["ram"] = format_bytes(info.ram_mib << 20)
     facts["disk"] = format_bytes(info.disk_gib << 30)
-    facts["env"] = ", ".join(info.env) or None
+    facts["env"] = ", ".join(info.env_names) or None
     facts["metadata"] = ", ".join(f"{key}={value}" for key, value in info.metadata.items()) or None
     facts["created_at"] = f"{info.created_at:%Y-%m-%d %H:%M:%S} UTC, {age(info.created_at)} ago"
     facts["ends"] = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Annotated, Any
 
 import typer
@@ -13,7 +12,10 @@ from torpor.errors import HostNotReady
 
 def doctor(as_json: AsJson = False) -> None:
     """Say what this host has and what is missing."""
-    found: dict[str, Any] = importlib.import_module("torpor.doctor").collect()
+    from torpor.base.home import Home
+    from torpor.doctor import collect_now
+
+    found: dict[str, Any] = collect_now(Home.default())
     if as_json:
         print_json(found)
     else:

@@ -91,7 +91,7 @@ def build(
     """Build a template; one that is built already is not built again."""
     from torpor.sdk.sync_templates import Templates
 
-    with _progress() as progress:
+    with build_progress() as progress:
         info = Templates.build(recipe, force=force, progress=progress)
     if as_json:
         print_json(info)
@@ -111,7 +111,7 @@ def rm(
 
 
 @contextlib.contextmanager
-def _progress() -> Iterator[Callable[[BuildEvent], object]]:
+def build_progress() -> Iterator[Callable[[BuildEvent], object]]:
     """Show the steps of a build: a bar on a terminal, else a line for each new step."""
     if not stderr_is_terminal():
         seen: set[str] = set()

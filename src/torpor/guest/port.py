@@ -7,7 +7,16 @@ from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from typing import Protocol
 
-from torpor.model import ExecEvent, ExecId, ExecInfo, ExecSpec, FileInfo, GuestInfo, ProcessInfo
+from torpor.model import (
+    ExecEvent,
+    ExecId,
+    ExecInfo,
+    ExecSpec,
+    FileInfo,
+    GuestInfo,
+    ProcessInfo,
+    Renewal,
+)
 
 
 class Guest(Protocol):
@@ -22,6 +31,11 @@ class Guest(Protocol):
     @property
     def info(self) -> GuestInfo:
         """What the agent said when it was connected."""
+        ...
+
+    @property
+    def closed(self) -> bool:
+        """Whether the channel is cut or was closed; then a new one must be connected."""
         ...
 
     async def ping(self, *, timeout_s: float = 5.0) -> None:
@@ -54,6 +68,16 @@ class Guest(Protocol):
         Raises:
             NotFound: no such exec (never was, or forgotten).
             InvalidRequest: an offset beyond what was written.
+        """
+        ...
+
+    def exec_run(
+        self, exec_id: ExecId, spec: ExecSpec, *, output_limit_bytes: int | None = None
+    ) -> AbstractAsyncContextManager[AsyncIterator[ExecEvent]]:
+        """`exec_start` and `exec_attach` from the first byte on, in one round trip.
+
+        An `exec_id` that exists already is only attached to. If this is cancelled before the context is
+        entered, the command may run all the same: `exec_get` tells.
         """
         ...
 
@@ -144,6 +168,33 @@ class Guest(Protocol):
 
     async def grow_disk(self) -> int:
         """Grow the root file system to its disk's size; return its size in bytes. Idempotent."""
+        ...
+
+    async def sync(self) -> None:
+        """Write all dirty pages of the guest's file systems to their disks. Raises `GuestFailed` if one fails."""
+        ...
+
+    async def freeze(self, *, dead_man_seconds: float) -> None:
+        """Sync and freeze all writable file systems; the guest thaws by itself after `dead_man_seconds`.
+
+        The agent itself goes on answering. Raises `GuestFailed` when one cannot be frozen; then none is.
+        """
+        ...
+
+    async def thaw(self) -> bool:
+        """Thaw; return whether everything was frozen until now (False: the dead man let go before)."""
+        ...
+
+    async def renew(self, renewal: Renewal) -> None:
+        """Make a machine that goes on from a snapshot safe to hand out; returns when all of it is confirmed.
+
+        In this order: mix `entropy` into the kernel and reseed it; set the clock; thaw what was frozen; with
+        a new `hostname` also give it a new machine-id, boot_id and SSH host keys; write
+        /run/torpor/generation; run the executables in /etc/torpor/on-restore.d/ with the reason.
+
+        Raises:
+            GuestFailed: the kernel could not be reseeded or the identity not renewed. Do not hand it out.
+        """
         ...
 
     async def settle(self, *, timeout_s: float) -> None:

@@ -33,7 +33,7 @@ def sandbox_info(body: Body) -> SandboxInfo:
         ram_mib=body["ram_mib"],
         disk_gib=body["disk_gib"],
         network=body["network"],
-        env=body["env"],
+        env_names=tuple(body["env_names"]),
         metadata=body["metadata"],
         ttl_seconds=body["ttl_seconds"],
         on_timeout=body["on_timeout"],
@@ -44,6 +44,9 @@ def sandbox_info(body: Body) -> SandboxInfo:
         driver=body["driver"],
         accel=body["accel"],
         error=body["error"],
+        idle_seconds=body["idle_seconds"],
+        parent_snapshot=body["parent_snapshot"],
+        generation=body["generation"],
     )
 
 

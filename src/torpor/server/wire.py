@@ -6,7 +6,7 @@ sandbox services read. Text that came from the guest may hold raw bytes as lone 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -53,6 +53,7 @@ class CreateRequest(Wire):
     metadata: dict[str, str] | None = None
     ttl_seconds: int | None = None
     on_timeout: OnTimeout = "delete"
+    idle_seconds: int | None = None
 
     def spec(self) -> SandboxSpec:
         """Return the request in the engine's words."""
@@ -66,6 +67,7 @@ class CreateRequest(Wire):
             metadata=self.metadata or {},
             ttl_seconds=self.ttl_seconds,
             on_timeout=self.on_timeout,
+            idle_seconds=self.idle_seconds,
         )
 
 
@@ -83,7 +85,10 @@ class SandboxWire(Wire):
     memory_mb: Annotated[int, Field(description="Alias of `ram_mib`.")]
     disk_gib: int
     network: Network
-    env: Mapping[str, str]
+    env_names: Annotated[
+        Sequence[str],
+        Field(description="Names of the environment given at create, without the values."),
+    ]
     metadata: Mapping[str, str]
     ttl_seconds: int | None
     on_timeout: OnTimeout
@@ -94,6 +99,9 @@ class SandboxWire(Wire):
     driver: str
     accel: str | None
     error: str | None
+    idle_seconds: int | None
+    parent_snapshot: str | None
+    generation: int
 
     @staticmethod
     def of(info: SandboxInfo) -> SandboxWire:
@@ -110,7 +118,7 @@ class SandboxWire(Wire):
             memory_mb=info.ram_mib,
             disk_gib=info.disk_gib,
             network=info.network,
-            env=info.env,
+            env_names=info.env_names,
             metadata=info.metadata,
             ttl_seconds=info.ttl_seconds,
             on_timeout=info.on_timeout,
@@ -121,6 +129,9 @@ class SandboxWire(Wire):
             driver=info.driver,
             accel=info.accel,
             error=info.error,
+            idle_seconds=info.idle_seconds,
+            parent_snapshot=info.parent_snapshot,
+            generation=info.generation,
         )
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
 from torpor.base.proc import ProcessId
+from torpor.layers.ram import RamLayer
 
 VmmStatus = Literal["running", "paused", "ended"]
 
@@ -35,6 +37,16 @@ class MachineSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class SavedMachine:
+    """A stopped machine on disk, for the same driver, version and CPU to go on from."""
+
+    ram_image: Path
+    """Its whole memory, flat; mapped private, so never written."""
+    device_state: Path
+    """All else: CPUs and devices."""
+
+
+@dataclass(frozen=True, slots=True)
 class HostSupport:
     """What a driver found on this host."""
 
@@ -42,6 +54,8 @@ class HostSupport:
     usable: bool
     version: str | None
     accel: Literal["kvm", "tcg"] | None
+    cpu: str | None
+    """What the guest's CPU is; RAM can only be restored on the same."""
     reason: str
     """Why this accelerator, or why the driver is not usable, in words."""
     fix: str | None = None
@@ -71,6 +85,38 @@ class Vmm(Protocol):
 
     async def resume(self, *, timeout_s: float = 5.0) -> None:
         """Let the vCPUs run. Idempotent. Raises `VmmFailed`."""
+        ...
+
+    async def save_devices(self) -> Path:
+        """Write the state of CPUs and devices of a paused machine; return the file, which the caller takes away.
+
+        Raises:
+            VmmFailed: it was not written; the machine is as it was.
+        """
+        ...
+
+    async def save_ram(self, path: Path, previous: Sequence[Path] = ()) -> RamLayer:
+        """Write the changed pages of a paused machine as a RAM layer to `path` (new).
+
+        Changed means: since the machine's start, or, with the layers `previous` that were written since (the
+        oldest first), what is not in them as it is now. Not fsynced. On failure `path` is gone and the machine is as it was.
+
+        Raises:
+            VmmFailed: the memory cannot be read.
+            InsufficientResources: the disk is full.
+        """
+        ...
+
+    async def switch_disk(self, overlay: Path) -> None:
+        """Let all further writes of a paused machine go to `overlay` (empty); the layer before is then immutable.
+
+        Raises:
+            VmmFailed: nothing was switched.
+        """
+        ...
+
+    async def active_disk(self) -> Path:
+        """Return the overlay that takes the machine's writes now. Raises `VmmFailed`."""
         ...
 
     async def kill(self) -> None:
@@ -111,6 +157,17 @@ class Driver(Protocol):
         """
         ...
 
+    async def restore(self, folder: Path, spec: MachineSpec, saved: SavedMachine) -> Vmm:
+        """Start a machine as `start` does, but from `saved` and paused; `resume` lets it run on.
+
+        Its generation id is new, so that the guest's kernel seeds its randomness again.
+
+        Raises:
+            HostNotReady: QEMU is missing or too old.
+            VmmFailed: it did not start, or the state does not fit this QEMU or CPU.
+        """
+        ...
+
     async def adopt(self, folder: Path) -> Vmm | None:
         """Return the machine that an earlier daemon started in `folder`, or None if it is gone.
 
@@ -125,4 +182,8 @@ class Driver(Protocol):
 
     def console(self, folder: Path) -> Path:
         """Return the file with the machine's console output."""
+        ...
+
+    def last_words(self, folder: Path) -> str:
+        """Return the last lines that the VMM itself printed; empty when there are none. Blocks."""
         ...

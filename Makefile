@@ -1,0 +1,47 @@
+# One command each; `make help` lists them. All need bash only; what else they need, they install.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+BIN := .venv/bin
+SOURCE ?=
+PYTEST_ARGS ?=
+
+.PHONY: help install demo test check lint unit bench lock clean
+
+help: ## List these commands
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: ## Install system packages, .venv and the package
+	@scripts/bootstrap
+
+demo: install ## Run the main job on this repository, or on SOURCE=folder
+	@$(BIN)/torpor demo $(SOURCE)
+
+test: ## Run the whole test suite (real machines included); PYTEST_ARGS=... for pytest
+	@scripts/bootstrap --dev
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: lint unit ## Run format, lint, import contracts, types, spelling and unit tests
+
+lint: ## Run all checks that read the code only
+	@scripts/bootstrap --dev
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/lint-imports --no-cache
+	@$(BIN)/mypy
+	@$(BIN)/codespell
+
+unit: ## Run the unit tests
+	@scripts/bootstrap --dev
+	@$(BIN)/python -m pytest tests/unit $(PYTEST_ARGS)
+
+bench: install ## Measure against the bare floor
+	@$(BIN)/torpor bench $(BENCH_ARGS)
+
+lock: ## Pin the newest dependencies that work in constraints.txt
+	@scripts/lock
+
+clean: ## Remove what was built here; templates and sandboxes in TORPOR_HOME stay
+	@rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache test-results

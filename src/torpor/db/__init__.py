@@ -1,0 +1,1 @@
+"""The only SQL: tables, migrations and queries that return the plain values of `torpor.model`."""

@@ -1,0 +1,97 @@
+"""Opening the database: SQLite by default, PostgreSQL by URL; brought to this version's tables at once."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.exc import DatabaseError, OperationalError
+
+from torpor.errors import DataDamaged, InsufficientResources, TorporError
+
+
+class Database:
+    """A connection pool whose tables are current. Calls block; async code runs them in a thread."""
+
+    def __init__(self, url: str) -> None:
+        self.engine: Engine = create_engine(url, pool_pre_ping=not url.startswith("sqlite"))
+        if self.engine.dialect.name == "sqlite":
+            event.listen(self.engine, "connect", _prepare_sqlite)
+            event.listen(self.engine, "begin", _begin_immediate)
+
+    @classmethod
+    def open(cls, path: Path) -> Database:
+        """Open the SQLite file at `path` (made with mode 0600) and migrate it.
+
+        Raises:
+            DataDamaged: it is no SQLite file, is damaged, or was written by a newer version.
+            InsufficientResources: the disk is full.
+        """
+        if not path.exists():
+            os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+        database = cls(f"sqlite:///{path}")
+        try:
+            database.migrate()
+        except (DatabaseError, OSError) as exc:
+            database.close()
+            raise translate(exc, str(path)) from exc
+        except BaseException:
+            database.close()
+            raise
+        return database
+
+    def migrate(self) -> None:
+        """Bring the tables to this version, in one transaction."""
+        from alembic import command
+        from alembic.config import Config
+        from alembic.util.exc import CommandError
+
+        config = Config()
+        config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+        with self.engine.begin() as connection:
+            config.attributes["connection"] = connection
+            try:
+                command.upgrade(config, "head")
+            except CommandError as exc:
+                raise DataDamaged(
+                    f"the database {self.engine.url.database} was written by another version of Torpor: {exc}",
+                    hint="install the newer version again, or use another TORPOR_HOME",
+                ) from exc
+
+    def begin(self) -> Any:
+        """Return a context with a connection in one transaction that is durable when it is left."""
+        return self.engine.begin()
+
+    def close(self) -> None:
+        """Close all connections."""
+        self.engine.dispose()
+
+
+def translate(exc: Exception, where: str) -> TorporError:
+    """Return the error of ours for a database's own."""
+    text = str(getattr(exc, "orig", exc))
+    if "full" in text or "No space left" in text:
+        return InsufficientResources(
+            f"the disk of the database {where} is full", hint="free disk space"
+        )
+    if isinstance(exc, OperationalError) and "locked" in text:
+        return InsufficientResources(
+            f"the database {where} is locked by another program", hint="end that program"
+        )
+    return DataDamaged(
+        f"the database {where} cannot be used: {text}", hint="restore it from a backup"
+    )
+
+
+def _prepare_sqlite(connection: Any, _record: object) -> None:
+    connection.isolation_level = None  # we begin ourselves, below
+    cursor = connection.cursor()
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=10000"):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def _begin_immediate(connection: Connection) -> None:
+    connection.exec_driver_sql("BEGIN IMMEDIATE")

@@ -1,0 +1,48 @@
+"""The tables. Times are integer microseconds since 1970 in UTC; JSON is text with sorted keys."""
+
+from __future__ import annotations
+
+from sqlalchemy import BigInteger, Column, Index, Integer, MetaData, String, Table, Text
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+sandbox = Table(
+    "sandbox",
+    metadata,
+    Column("id", String(32), primary_key=True),
+    Column("state", String(16), nullable=False),
+    Column("template", String(64), nullable=False),
+    Column("template_digest", String(64), nullable=False),
+    Column("vcpus", Integer, nullable=False),
+    Column("ram_mib", Integer, nullable=False),
+    Column("disk_gib", Integer, nullable=False),
+    Column("network", String(16), nullable=False),
+    # names only: the values may be secrets and live in the guest alone
+    Column("env_names", Text, nullable=False),
+    Column("metadata", Text, nullable=False),
+    Column("ttl_seconds", Integer),
+    Column("ttl_left_us", BigInteger),
+    Column("on_timeout", String(16), nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("expires_at", BigInteger),
+    Column("deleted_at", BigInteger),
+    Column("boot_mode", String(16)),
+    Column("boot_ms", Integer),
+    Column("driver", String(16), nullable=False),
+    Column("accel", String(16)),
+    Column("error", Text),
+    Column("epoch", Integer, nullable=False),
+    Column("idle_seconds", Integer),
+    Column("parent_snapshot", String(32)),
+    Column("generation", Integer, nullable=False),
+    # the machine's layers, as `db.sandboxes.MachineLayers`
+    Column("layers", Text, nullable=False),
+)
+Index("ix_sandbox_created_at_id", sandbox.c.created_at, sandbox.c.id)
+Index("ix_sandbox_state", sandbox.c.state)

@@ -1,0 +1,1 @@
+"""Immutable files that snapshots and sandboxes share: disk overlays and RAM."""

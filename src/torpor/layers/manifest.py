@@ -1,0 +1,107 @@
+"""The manifest of a snapshot: what it is made of. A snapshot exists when its manifest exists.
+
+docs/formats/snapshot.md describes the file. It is written once, last, and never changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from torpor.base.fsio import read_json
+from torpor.errors import DataDamaged
+from torpor.model import SnapshotInfo
+
+MANIFEST = "manifest.json"
+DEVICES = "devices"
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRef:
+    """A layer that a snapshot needs, and how to know that it is still what was written."""
+
+    id: str
+    size_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """A snapshot and all that it is made of."""
+
+    info: SnapshotInfo
+    disk: tuple[LayerRef, ...]
+    """Overlays over the template's disk, the oldest first."""
+    ram: tuple[LayerRef, ...]
+    """RAM layers, the oldest first; together they are the whole memory."""
+    devices: LayerRef
+    """CPUs and devices; the file lies beside the manifest."""
+    epoch: int
+    """The guest channel's epoch when it was taken; a machine that goes on from it is connected to with a higher one."""
+    inventory: Mapping[str, Any] | None = None
+    """What was installed and running; taken by later versions."""
+
+    @property
+    def layer_ids(self) -> frozenset[str]:
+        """The shared layers it needs."""
+        return frozenset(ref.id for ref in (*self.disk, *self.ram))
+
+
+def to_json(manifest: Manifest) -> dict[str, object]:
+    """Return the manifest as the JSON object that is stored."""
+    info: dict[str, object] = {}
+    for field in fields(SnapshotInfo):
+        value = getattr(manifest.info, field.name)
+        info[field.name] = value.isoformat() if isinstance(value, datetime) else value
+    info["metadata"] = dict(manifest.info.metadata)
+    return {
+        "format": FORMAT,
+        "snapshot": info,
+        "disk": [_ref(ref) for ref in manifest.disk],
+        "ram": [_ref(ref) for ref in manifest.ram],
+        "devices": _ref(manifest.devices),
+        "epoch": manifest.epoch,
+        "inventory": manifest.inventory,
+    }
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Return the manifest in a snapshot's folder.
+
+    Raises:
+        NotFound: there is none, so there is no snapshot.
+        DataDamaged: it is not a manifest of a version that we know.
+    """
+    path = folder / MANIFEST
+    raw = read_json(path)
+    try:
+        return _manifest(raw)
+    except (KeyError, TypeError, ValueError) as exc:
+        raise DataDamaged(f"{path} is not a snapshot's manifest: {exc!r}", path=path) from exc
+
+
+def _manifest(raw: Any) -> Manifest:
+    if raw["format"] != FORMAT:
+        raise ValueError(f"its format is {raw['format']!r}; this version reads {FORMAT}")
+    values = dict(raw["snapshot"])
+    values["created_at"] = datetime.fromisoformat(values["created_at"])
+    return Manifest(
+        info=SnapshotInfo(**values),
+        disk=tuple(_layer(ref) for ref in raw["disk"]),
+        ram=tuple(_layer(ref) for ref in raw["ram"]),
+        devices=_layer(raw["devices"]),
+        epoch=int(raw["epoch"]),
+        inventory=raw["inventory"],
+    )
+
+
+def _ref(ref: LayerRef) -> dict[str, object]:
+    return {"id": ref.id, "size_bytes": ref.size_bytes, "sha256": ref.sha256}
+
+
+def _layer(raw: Any) -> LayerRef:
+    return LayerRef(str(raw["id"]), int(raw["size_bytes"]), str(raw["sha256"]))

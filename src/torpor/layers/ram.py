@@ -1,0 +1,309 @@
+"""RAM layers: the pages of a machine's memory that changed since the layer below.
+
+A layer is one file, written once: a header page, the changed pages packed together, then the index of runs
+(docs/formats/ram-layer.md). Pages of zeros are named in the index and take no space. A RAM *image* is the whole
+memory as a flat sparse file that a VMM can map; it is composed of layers and may be thrown away, since the
+layers make it again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import struct
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from torpor.base.fsio import clone_file, fsync_dir
+from torpor.errors import DataDamaged
+
+if TYPE_CHECKING:
+    import numpy as np
+
+PAGE = 4096
+_MAGIC = b"TORPRAM1"
+_HEADER = struct.Struct("<8sIIQQQQI")
+"""magic, version, page size, RAM bytes, data pages, runs, index offset, CRC-32 of the index."""
+_RUN = struct.Struct("<QQQ")
+"""first page, pages, place: the first data page, or `_ZEROS`."""
+_VERSION = 1
+_ZEROS = 2**64 - 1
+_CHUNK_PAGES = 1024
+_RUNS_MOST = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class RamRun:
+    """Pages that lie side by side in memory."""
+
+    first_page: int
+    pages: int
+    place: int | None
+    """Number of the first of its pages among the layer's data pages; None: all zeros."""
+
+
+@dataclass(frozen=True, slots=True)
+class RamLayer:
+    """A layer's index, read and checked."""
+
+    path: Path
+    ram_bytes: int
+    data_pages: int
+    runs: tuple[RamRun, ...]
+
+
+class RamLayerWriter:
+    """Writes one layer; `finish` makes it whole, leaving the context without it removes the file.
+
+    With `previous` layers (the oldest first), a page that the newest of them holding it holds as it is now is
+    left out.
+    """
+
+    def __init__(self, path: Path, ram_bytes: int, previous: Sequence[Path] = ()) -> None:
+        if ram_bytes % PAGE:
+            raise ValueError(f"{ram_bytes} bytes of RAM are not whole pages")
+        self._path = path
+        self._ram_bytes = ram_bytes
+        self._known = _KnownPages(previous, ram_bytes // PAGE) if previous else None
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        self._runs: list[RamRun] = []
+        self._data_pages = 0
+        self._whole = False
+
+    def __enter__(self) -> RamLayerWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        if self._known is not None:
+            self._known.close()
+        if not self._whole:
+            self._path.unlink(missing_ok=True)
+
+    def add(self, first_page: int, data: memoryview) -> None:
+        """Add pages from `first_page` on; whole pages, each call behind the one before."""
+        import numpy as np
+
+        pages = len(data) // PAGE
+        if self._runs and first_page < self._runs[-1].first_page + self._runs[-1].pages:
+            raise ValueError("runs must be added in order")
+        words = np.frombuffer(data, dtype=np.uint64).reshape(pages, PAGE // 8)
+        # 0: zeros, 1: data, 2: known already
+        kinds = np.asarray(words.any(axis=1)).astype(np.int8)
+        if self._known is not None:
+            self._known.mark(first_page, words, kinds)
+        edges = np.flatnonzero(np.diff(kinds)) + 1
+        bounds = [0, *edges.tolist(), pages]
+        for start, end in itertools.pairwise(bounds):
+            if kinds[start] == 1:
+                self._write(data[start * PAGE : end * PAGE], (1 + self._data_pages) * PAGE)
+                self._extend(first_page + start, end - start, self._data_pages)
+                self._data_pages += end - start
+            elif kinds[start] == 0:
+                self._extend(first_page + start, end - start, None)
+
+    def finish(self, *, sync: bool = True) -> RamLayer:
+        """Write index and header, in that order, and fsync unless `sync` is off (then the caller does)."""
+        index = b"".join(
+            _RUN.pack(run.first_page, run.pages, _ZEROS if run.place is None else run.place)
+            for run in self._runs
+        )
+        offset = (1 + self._data_pages) * PAGE
+        self._write(memoryview(index), offset)
+        header = _HEADER.pack(
+            _MAGIC,
+            _VERSION,
+            PAGE,
+            self._ram_bytes,
+            self._data_pages,
+            len(self._runs),
+            offset,
+            zlib.crc32(index),
+        )
+        self._write(memoryview(header.ljust(PAGE, b"\0")), 0)
+        if sync:
+            os.fsync(self._fd)
+        self._whole = True
+        return RamLayer(self._path, self._ram_bytes, self._data_pages, tuple(self._runs))
+
+    def _extend(self, first_page: int, pages: int, place: int | None) -> None:
+        if self._runs:
+            last = self._runs[-1]
+            touches = last.first_page + last.pages == first_page
+            if touches and (last.place is None) == (place is None):
+                self._runs[-1] = RamRun(last.first_page, last.pages + pages, last.place)
+                return
+        self._runs.append(RamRun(first_page, pages, place))
+
+    def _write(self, data: memoryview, offset: int) -> None:
+        done = 0
+        while done < len(data):
+            done += os.pwrite(self._fd, data[done:], offset + done)
+
+
+class _KnownPages:
+    """What the layers before hold of each page, to be compared with what memory holds now."""
+
+    def __init__(self, layers: Sequence[Path], pages: int) -> None:
+        import numpy as np
+
+        self._maps: list[np.ndarray[tuple[int, int], np.dtype[np.uint64]]] = []
+        self._layer = np.full(pages, -1, dtype=np.int16)  # -1: in none
+        self._place = np.full(pages, -1, dtype=np.int64)  # -1: zeros
+        for number, path in enumerate(layers):
+            layer = read_layer(path)
+            shape = (layer.data_pages, PAGE // 8)
+            empty = np.empty(shape, dtype=np.uint64)
+            self._maps.append(
+                np.memmap(path, dtype=np.uint64, mode="r", offset=PAGE, shape=shape)
+                if layer.data_pages
+                else empty
+            )
+            for run in layer.runs:
+                where = slice(run.first_page, run.first_page + run.pages)
+                self._layer[where] = number
+                self._place[where] = (
+                    -1 if run.place is None else np.arange(run.place, run.place + run.pages)
+                )
+
+    def mark(self, first_page: int, words: Any, kinds: Any) -> None:
+        """Set `kinds` to 2 for each page of `words` that is known as it is."""
+        import numpy as np
+
+        where = slice(first_page, first_page + len(kinds))
+        layers, places = self._layer[where], self._place[where]
+        kinds[(layers >= 0) & (places < 0) & (kinds == 0)] = 2
+        for number, held in enumerate(self._maps):
+            candidates = np.flatnonzero((layers == number) & (places >= 0))
+            if len(candidates):
+                same = (held[places[candidates]] == words[candidates]).all(axis=1)
+                kinds[candidates[same]] = 2
+
+    def close(self) -> None:
+        """Let go of the layers' files."""
+        self._maps.clear()
+
+
+def read_layer(path: Path) -> RamLayer:
+    """Return a layer's index.
+
+    Raises:
+        DataDamaged: it is no RAM layer, was cut off, or its index is not what was written.
+    """
+    with path.open("rb") as file:
+        head = file.read(PAGE)
+        if len(head) < PAGE or head[:8] != _MAGIC:
+            raise DataDamaged(f"{path} is no RAM layer", path=path)
+        _, version, page, ram_bytes, data_pages, count, offset, crc = _HEADER.unpack_from(head)
+        if (version, page) != (_VERSION, PAGE):
+            raise DataDamaged(
+                f"{path} is a RAM layer of version {version} with pages of {page} bytes", path=path
+            )
+        if count > _RUNS_MOST or offset != (1 + data_pages) * PAGE:
+            raise DataDamaged(f"{path} has a header that cannot be right", path=path)
+        file.seek(offset)
+        index = file.read(count * _RUN.size)
+    if len(index) != count * _RUN.size or zlib.crc32(index) != crc:
+        raise DataDamaged(f"{path} has a damaged index", path=path)
+    runs = tuple(
+        RamRun(first, pages, None if place == _ZEROS else place)
+        for first, pages, place in _RUN.iter_unpack(index)
+    )
+    _check_runs(path, runs, ram_bytes // PAGE, data_pages)
+    return RamLayer(path, ram_bytes, data_pages, runs)
+
+
+def _check_runs(path: Path, runs: Iterable[RamRun], ram_pages: int, data_pages: int) -> None:
+    at = place = 0
+    for run in runs:
+        good = run.first_page >= at and run.pages > 0 and run.first_page + run.pages <= ram_pages
+        if run.place is not None:
+            good = good and run.place == place and place + run.pages <= data_pages
+            place += run.pages
+        if not good:
+            raise DataDamaged(f"{path} has a run that cannot be right", path=path)
+        at = run.first_page + run.pages
+
+
+def compose(layers: Sequence[Path], out: Path, *, base: Path | None = None) -> None:
+    """Write the image that `layers` (oldest first) over the image `base` make; `out` must not exist.
+
+    With reflink the base's blocks are shared; else its data is copied, holes left out. Not fsynced: an image can
+    be made again. On failure `out` is removed.
+
+    Raises:
+        DataDamaged: a layer is damaged, or the layers are of different machines.
+    """
+    indexes = [read_layer(path) for path in layers]
+    sizes = {layer.ram_bytes for layer in indexes}
+    if len(sizes) != 1 or (base is not None and base.stat().st_size not in sizes):
+        raise DataDamaged(
+            f"the layers of {out} have different sizes of RAM: {sorted(sizes)}", path=out
+        )
+    try:
+        if base is None:
+            fd = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        else:
+            clone_file(base, out)
+            fd = os.open(out, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.ftruncate(fd, sizes.pop())
+            for layer in indexes:
+                _apply(layer, fd)
+        finally:
+            os.close(fd)
+    except BaseException:
+        out.unlink(missing_ok=True)
+        raise
+    fsync_dir(out.parent)
+
+
+def _apply(layer: RamLayer, image: int) -> None:
+    source = os.open(layer.path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        for run in layer.runs:
+            if run.place is None:
+                _punch(image, run.first_page * PAGE, run.pages * PAGE)
+            else:
+                _copy(
+                    source,
+                    (1 + run.place) * PAGE,
+                    image,
+                    run.first_page * PAGE,
+                    run.pages * PAGE,
+                    layer.path,
+                )
+    finally:
+        os.close(source)
+
+
+def _copy(source: int, source_at: int, target: int, target_at: int, count: int, path: Path) -> None:
+    while count:
+        data = os.pread(source, min(count, _CHUNK_PAGES * PAGE), source_at)
+        if not data:
+            raise DataDamaged(f"{path} was cut off", path=path)
+        done = os.pwrite(target, data, target_at)
+        source_at, target_at, count = source_at + done, target_at + done, count - done
+
+
+def _punch(fd: int, offset: int, count: int) -> None:
+    """Write zeros as a hole: a file cut to nothing there and grown again reads as zeros."""
+    zeros = bytes(min(count, _CHUNK_PAGES * PAGE))
+    at = offset
+    while at < offset + count:
+        try:
+            hole = os.lseek(fd, at, os.SEEK_DATA)
+        except OSError:  # no data from here to the end: zeros already
+            return
+        at = max(at, hole - hole % PAGE)
+        if at >= offset + count:
+            return
+        at += os.pwrite(fd, zeros[: min(len(zeros), offset + count - at)], at)

@@ -1,0 +1,124 @@
+"""How a sandbox begins: by a cold boot of its template's disk, or from a snapshot's RAM.
+
+The row is `creating` and names the layers before anything of them exists.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections.abc import AsyncIterator, Mapping
+from typing import Literal
+
+from torpor.base.aio import finish
+from torpor.base.faults import reach
+from torpor.db.sandboxes import MachineLayers
+from torpor.errors import TorporError
+from torpor.guest.port import Guest
+from torpor.layers.manifest import Manifest
+from torpor.model import BootMode, Renewal, SandboxId, SandboxState
+from torpor.sandboxes import folder as files
+from torpor.sandboxes.machine import SandboxMachine
+from torpor.templates import Template
+
+SANDBOX_FILE = "/etc/torpor/sandbox.json"
+"""Where the guest agent finds what this sandbox lays over its image: the environment."""
+
+RenewalReason = Literal["create", "wake", "rollback", "restore", "fork"]
+
+
+async def create_cold(m: SandboxMachine, template: Template, env: Mapping[str, str]) -> None:
+    """Boot a sandbox from its disk layers. On failure no process is left and the sandbox is `failed`."""
+    begun = m.parts.clock.monotonic_s()
+    try:
+        await _prepare(m)
+        m.vmm = await m.parts.driver.start(m.folder, m.spec(template, m.row.layers))
+        reach("create.started")
+        guest = await m.guest(m.parts.boot_timeout_s)
+        reach("create.connected")
+        await m.until_end(_renew(m, guest, "create"))
+        await _finish(m, guest, env, grow=True)
+        await _outcome(m, begun, "cold")
+    except BaseException as exc:
+        await finish(_undo(m, exc), within_s=60.0)
+        raise
+
+
+async def create_from(
+    m: SandboxMachine, manifest: Manifest, env: Mapping[str, str], reason: RenewalReason
+) -> None:
+    """Begin a sandbox from a snapshot, with an identity of its own. On failure as `create_cold`."""
+    begun = m.parts.clock.monotonic_s()
+    try:
+        await _prepare(m)
+        vmm = await m.start_restored(manifest)
+        reach("create.started")
+        await vmm.resume()
+        guest = await m.guest()
+        reach("create.connected")
+        await m.until_end(_renew(m, guest, reason))
+        await _finish(m, guest, env, grow=m.info.disk_gib > manifest.info.disk_gib)
+        await _outcome(m, begun, "restore")
+    except BaseException as exc:
+        await finish(_undo(m, exc), within_s=60.0)
+        raise
+
+
+def renewal(m: SandboxMachine, reason: RenewalReason, *, hostname: str | None) -> Renewal:
+    """Return what a machine that goes on is told."""
+    return Renewal(
+        reason=reason,
+        generation=m.info.generation,
+        now=m.parts.clock.now(),
+        entropy=secrets.token_bytes(64),
+        hostname=hostname,
+    )
+
+
+def hostname_of(sandbox_id: SandboxId) -> str:
+    """Return the host name of a sandbox: its id, in what a host name may hold."""
+    return sandbox_id.replace("_", "-")
+
+
+async def _prepare(m: SandboxMachine) -> None:
+    reach("create.intent")
+    await asyncio.to_thread(files.make_folder, m.folder)
+    reach("create.folder")
+    await m.make_active(m.row.layers)
+    reach("create.overlay")
+
+
+async def _renew(m: SandboxMachine, guest: Guest, reason: RenewalReason) -> None:
+    await guest.renew(renewal(m, reason, hostname=hostname_of(m.info.id)))
+
+
+async def _finish(m: SandboxMachine, guest: Guest, env: Mapping[str, str], *, grow: bool) -> None:
+    if env:
+        data = json.dumps({"env": dict(env)}).encode()
+        await m.until_end(guest.write(SANDBOX_FILE, _once(data), mode=0o600, user="root"))
+    if grow:
+        await m.until_end(guest.grow_disk())
+    reach("create.ready")
+
+
+async def _outcome(m: SandboxMachine, begun: float, boot_mode: BootMode) -> None:
+    boot_ms = round((m.parts.clock.monotonic_s() - begun) * 1000)
+    await m.move(SandboxState.RUNNING, boot_mode=boot_mode, boot_ms=boot_ms)
+    reach("create.outcome")
+
+
+async def _undo(m: SandboxMachine, exc: BaseException) -> None:
+    tail = await asyncio.to_thread(files.console_tail, m.parts.driver.console(m.folder))
+    await m.end_machine()
+    if isinstance(exc, Exception):  # a cancelled create is being deleted, or the daemon ends
+        text = exc.message if isinstance(exc, TorporError) else repr(exc)
+        await m.move(
+            SandboxState.FAILED,
+            layers=MachineLayers(),
+            error=f"create failed: {text}" + (f"\nconsole:\n{tail}" if tail else ""),
+        )
+
+
+async def _once(data: bytes) -> AsyncIterator[bytes]:
+    yield data

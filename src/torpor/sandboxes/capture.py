@@ -1,0 +1,239 @@
+"""Taking a snapshot: quiet the guest, stop the vCPUs, save devices, switch the disk, save changed RAM, go on.
+
+What runs inside the pause is only that; hashing, syncing and the manifest come after it. If anything fails,
+the machine goes on, thawed and writing, and nothing of the snapshot is left; only its chain of disk layers may
+be one longer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from torpor.base.aio import finish
+from torpor.base.faults import reach
+from torpor.base.ids import new_id
+from torpor.base.units import GIB
+from torpor.db.sandboxes import MachineLayers
+from torpor.errors import GuestFailed, InvalidRequest, VmmFailed
+from torpor.guest.port import Guest
+from torpor.layers.manifest import LayerRef, Manifest
+from torpor.layers.store import digest, removed_on_failure
+from torpor.model import Consistency, SnapshotId, SnapshotInfo, SnapshotReason
+from torpor.sandboxes.machine import SandboxMachine
+from torpor.vmm.base import Vmm
+
+DEAD_MAN_S = 30.0
+"""The guest thaws itself after so long; a capture that takes longer is not called consistent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What kind of snapshot is wanted."""
+
+    reason: SnapshotReason
+    consistency: Consistency = "filesystem"
+    label: str | None = None
+    metadata: Mapping[str, str] | None = None
+    go_on: bool = True
+    """False: leave the machine paused (and frozen) when the snapshot is whole."""
+
+
+async def take(m: SandboxMachine, wish: Wish, *, paused_before: bool) -> Manifest:
+    """Take a snapshot of a running machine, or of one that was `paused_before`. The row's state stays as it is.
+
+    Raises:
+        InvalidRequest: a consistency that cannot be had yet.
+        GuestFailed: the guest could not be quieted, or did not stay so. Nothing was taken.
+        InsufficientResources: the disk is full. Nothing was taken.
+        VmmFailed: the machine could not be saved. Nothing was taken.
+    """
+    if wish.consistency not in ("crash", "filesystem"):
+        raise InvalidRequest(
+            f"consistency is {wish.consistency!r}; 'crash' or 'filesystem' is wanted",
+            hint="leave it out",
+        )
+    store, before = m.parts.layers, m.row.layers
+    snapshot_id = SnapshotId(new_id("snap"))
+    ram_id, next_active = new_id("lyr"), new_id("lyr")
+    overlay, ram = store.disk_path(next_active), store.ram_path(ram_id)
+    with m.parts.pins.held(ram_id), removed_on_failure(ram):
+        await m.parts.driver.create_overlay(overlay, m.info.disk_gib * GIB)
+        await m.save(
+            replace(m.row, layers=replace(before, next_active=next_active, taking=snapshot_id))
+        )
+        reach("snapshot.intent")
+        pause_ms, devices, consistency = await _capture(
+            m, wish, overlay, ram, paused_before=paused_before
+        )
+        reach("snapshot.captured")
+        try:
+            manifest = await asyncio.to_thread(
+                _manifest,
+                m,
+                wish,
+                snapshot_id,
+                (*before.ram, ram_id),
+                devices,
+                pause_ms,
+                consistency,
+            )
+            reach("snapshot.durable")
+            await asyncio.to_thread(store.publish, manifest, devices)
+        finally:
+            await asyncio.to_thread(devices.unlink, missing_ok=True)
+    layers = replace(
+        m.row.layers, ram=(*before.ram, ram_id), session=(*before.session, ram_id), taking=None
+    )
+    await m.save(replace(m.row, layers=layers).with_info(parent_snapshot=snapshot_id))
+    reach("snapshot.outcome")
+    return manifest
+
+
+def _manifest(
+    m: SandboxMachine,
+    wish: Wish,
+    snapshot_id: SnapshotId,
+    ram: tuple[str, ...],
+    devices: Path,
+    pause_ms: float,
+    consistency: Consistency,
+) -> Manifest:
+    """Make what was captured durable and immutable, and return what says so. Blocks."""
+    store, info, host = m.parts.layers, m.info, m.parts.host
+    new = {m.row.layers.disk[-1], ram[-1]}
+    disk_refs = tuple(store.ref(layer, store.disk_path(layer)) for layer in m.row.layers.disk)
+    ram_refs = tuple(store.ref(layer, store.ram_path(layer)) for layer in ram)
+    devices_ref = LayerRef("devices", devices.stat().st_size, digest(devices))
+    own = sum(ref.size_bytes for ref in (*disk_refs, *ram_refs) if ref.id in new)
+    return Manifest(
+        SnapshotInfo(
+            id=snapshot_id,
+            label=wish.label,
+            sandbox_id=None if wish.reason == "template" else info.id,
+            parent=info.parent_snapshot,
+            reason=wish.reason,
+            template=info.template,
+            template_digest=info.template_digest,
+            created_at=m.parts.clock.now(),
+            consistency=consistency,
+            vcpus=info.vcpus,
+            ram_mib=info.ram_mib,
+            disk_gib=info.disk_gib,
+            network=info.network,
+            driver=host.driver,
+            driver_version=host.version or "",
+            cpu=host.cpu or "",
+            accel=host.accel or "",
+            size_bytes=own + devices_ref.size_bytes,
+            pause_ms=round(pause_ms, 3),
+            metadata=dict(wish.metadata or {}),
+        ),
+        disk=disk_refs,
+        ram=ram_refs,
+        devices=devices_ref,
+        epoch=m.row.epoch,
+    )
+
+
+def relabelled(m: SandboxMachine, manifest: Manifest, wish: Wish) -> SnapshotInfo:
+    """Return what a second snapshot of the same point is called: a sandbox that sleeps has not moved on."""
+    return replace(
+        manifest.info,
+        id=SnapshotId(new_id("snap")),
+        label=wish.label,
+        parent=manifest.info.id,
+        reason=wish.reason,
+        created_at=m.parts.clock.now(),
+        size_bytes=0,
+        pause_ms=0.0,
+        metadata=dict(wish.metadata or {}),
+    )
+
+
+async def _capture(
+    m: SandboxMachine, wish: Wish, overlay: Path, ram: Path, *, paused_before: bool
+) -> tuple[float, Path, Consistency]:
+    """Do what has to be done while the machine stands still; return how long it did, and what was got."""
+    vmm, store = m.running_vmm(), m.parts.layers
+    guest: Guest | None = None if paused_before else await m.guest()
+    session = [store.ram_path(layer) for layer in m.row.layers.session]
+    devices = m.folder / "devices"
+    try:
+        await _quiet_guest(guest, wish)
+        reach("snapshot.quiet")
+        begun = time.monotonic()
+        await vmm.pause()
+        reach("snapshot.paused")
+        saved = await vmm.save_devices()
+        await vmm.switch_disk(overlay)
+        reach("snapshot.switched")
+        await vmm.save_ram(ram, session)
+        reach("snapshot.ram")
+        await asyncio.to_thread(saved.rename, devices)
+        if wish.go_on and not paused_before:
+            await vmm.resume()
+        pause_ms = (time.monotonic() - begun) * 1000
+        if guest is not None and wish.go_on and wish.consistency == "filesystem":
+            await _thaw(m, guest)
+    except BaseException:
+        await finish(_go_on(m, vmm, guest, paused_before=paused_before), within_s=60.0)
+        raise
+    await _note_switch(m, vmm)
+    # what a machine that was paused by hand had not written is in its RAM, as after a crash
+    return pause_ms, devices, wish.consistency if guest is not None else "crash"
+
+
+async def _quiet_guest(guest: Guest | None, wish: Wish) -> None:
+    if guest is None:
+        return
+    if wish.consistency == "filesystem":
+        await guest.freeze(dead_man_seconds=DEAD_MAN_S)
+    else:
+        await guest.sync()
+
+
+async def _thaw(m: SandboxMachine, guest: Guest) -> None:
+    if not await guest.thaw():
+        raise GuestFailed(
+            f"sandbox {m.info.id} did not stay frozen while it was captured",
+            hint="try again; the host may be too busy",
+        )
+
+
+async def _go_on(m: SandboxMachine, vmm: Vmm, guest: Guest | None, *, paused_before: bool) -> None:
+    """After a failure: let the machine run and write again, and note which overlay it writes to."""
+    if await vmm.status() == "ended":
+        return
+    if not paused_before:
+        await vmm.resume()
+    if guest is not None:
+        with contextlib.suppress(GuestFailed):  # then the dead man in the guest thaws
+            await guest.thaw()
+    await _note_switch(m, vmm)
+
+
+async def _note_switch(m: SandboxMachine, vmm: Vmm) -> None:
+    """Write down the overlay that takes the writes, as the VMM says."""
+    layers = await switched(vmm, m.row.layers)
+    if layers != m.row.layers:
+        await m.save(replace(m.row, layers=layers))
+
+
+async def switched(vmm: Vmm, layers: MachineLayers) -> MachineLayers:
+    """Return `layers` as they are after a switch that may or may not have happened."""
+    if layers.next_active is None:
+        return layers
+    active = (await vmm.active_disk()).name.partition(".")[0]
+    if active == layers.next_active:
+        assert layers.active is not None
+        return replace(layers, disk=(*layers.disk, layers.active), active=active, next_active=None)
+    if active == layers.active:
+        return replace(layers, next_active=None)
+    raise VmmFailed(
+        f"the machine writes to {active}, which is neither {layers.active} nor {layers.next_active}"
+    )

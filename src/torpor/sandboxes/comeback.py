@@ -1,0 +1,145 @@
+"""How a sandbox is put down and comes back: hibernate, wake, rollback.
+
+Each is a row that says what is meant, the act, and a row that says what is so. A daemon that dies in between
+leaves the first; `recover` finishes or undoes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from torpor.base.aio import finish
+from torpor.base.faults import reach
+from torpor.base.ids import new_id
+from torpor.db.sandboxes import MachineLayers
+from torpor.errors import WrongState
+from torpor.layers.manifest import Manifest
+from torpor.model import BootMode, SandboxState, SnapshotId
+from torpor.sandboxes import capture
+from torpor.sandboxes import folder as files
+from torpor.sandboxes.birth import RenewalReason, hostname_of, renewal
+from torpor.sandboxes.fit import check_fits
+from torpor.sandboxes.lifecycle import check_move
+from torpor.sandboxes.machine import SandboxMachine
+
+S = SandboxState
+
+
+async def hibernate(m: SandboxMachine) -> None:
+    """Snapshot the sandbox and give its CPU and RAM back. Idempotent. After a failure it is as it was."""
+    if m.info.state is S.HIBERNATED:
+        return
+    before = m.info.state
+    await m.move(S.HIBERNATING)
+    reach("hibernate.intent")
+    try:
+        manifest = await capture.take(
+            m, capture.Wish(reason="hibernate", go_on=False), paused_before=before is S.PAUSED
+        )
+    except BaseException:
+        if m.vmm is not None:
+            await finish(m.move(before), within_s=15.0)
+        raise
+    await m.move(S.HIBERNATED)
+    reach("hibernate.outcome")
+    await m.end_machine()
+    # while it sleeps: what wake would have to wait for
+    await asyncio.to_thread(m.parts.layers.image, manifest)
+
+
+async def wake(m: SandboxMachine) -> None:
+    """Let a hibernated sandbox go on at the exact instruction. Idempotent. After a failure it sleeps on."""
+    if m.info.state is S.RUNNING:
+        return
+    manifest = sleeping_at(m)
+    check_fits(manifest.info, m.parts.host)
+    before = m.row.layers
+    layers = replace(layers_at(manifest), active=new_id("lyr"))
+    await m.move(S.WAKING, layers=layers, generation=m.info.generation + 1)
+    reach("wake.intent")
+    try:
+        await _run(m, manifest, "wake", "resume")
+    except BaseException:
+        await finish(_asleep_again(m, before), within_s=60.0)
+        raise
+    reach("wake.outcome")
+
+
+async def rollback(m: SandboxMachine, manifest: Manifest) -> None:
+    """Put the sandbox back to a snapshot: same id, same identity; what came after is gone.
+
+    All that can be checked and made beforehand is, so that the machine is ended only when the old one can
+    start. After a failure behind that point the sandbox is `failed` and can be rolled back again.
+    """
+    check_move(m.info.id, m.info.state, S.RESTORING)
+    if manifest.info.template_digest != m.info.template_digest:
+        raise WrongState(
+            f"snapshot {manifest.info.id} is of another template than sandbox {m.info.id}",
+            hint=f"make a new sandbox from it: torpor restore {manifest.info.id}",
+        )
+    check_fits(manifest.info, m.parts.host)
+    await asyncio.to_thread(m.parts.layers.image, manifest)
+    layers = replace(layers_at(manifest), active=new_id("lyr"))
+    await m.save(replace(m.row, epoch=max(m.row.epoch, manifest.epoch)))
+    await m.move(
+        S.RESTORING,
+        layers=layers,
+        parent_snapshot=manifest.info.id,
+        generation=m.info.generation + 1,
+        vcpus=manifest.info.vcpus,
+        ram_mib=manifest.info.ram_mib,
+        disk_gib=manifest.info.disk_gib,
+        error=None,
+    )
+    reach("rollback.intent")
+    try:
+        await m.end_machine()
+        reach("rollback.ended")
+        await _run(m, manifest, "rollback", "restore")
+    except BaseException as exc:
+        await finish(m.end_machine(), within_s=60.0)
+        if isinstance(exc, Exception):
+            await m.move(S.FAILED, error=f"rollback to {manifest.info.id} failed: {exc}")
+        raise
+    reach("rollback.outcome")
+
+
+def sleeping_at(m: SandboxMachine) -> Manifest:
+    """Return the snapshot at which a hibernated sandbox sleeps. Raises `WrongState` unless it is hibernated."""
+    check_move(m.info.id, m.info.state, S.WAKING)
+    assert m.info.parent_snapshot is not None
+    return m.parts.layers.get(m.info.parent_snapshot)
+
+
+def layers_at(manifest: Manifest) -> MachineLayers:
+    """Return the layers of a machine that starts at a snapshot; its active overlay is still to be named."""
+    return MachineLayers(
+        disk=tuple(ref.id for ref in manifest.disk),
+        image=SnapshotId(manifest.info.id),
+        ram=tuple(ref.id for ref in manifest.ram),
+    )
+
+
+async def _run(
+    m: SandboxMachine, manifest: Manifest, reason: RenewalReason, boot_mode: BootMode
+) -> None:
+    begun = m.parts.clock.monotonic_s()
+    await asyncio.to_thread(files.make_folder, m.folder)
+    await m.make_active(m.row.layers)
+    reach(f"{reason}.overlay")
+    vmm = await m.start_restored(manifest)
+    reach(f"{reason}.started")
+    await vmm.resume()
+    guest = await m.guest()
+    # a snapshot of another sandbox, such as the one this was forked from, holds that one's identity
+    hostname = None if manifest.info.sandbox_id == m.info.id else hostname_of(m.info.id)
+    await m.until_end(guest.renew(renewal(m, reason, hostname=hostname)))
+    reach(f"{reason}.renewed")
+    boot_ms = round((m.parts.clock.monotonic_s() - begun) * 1000)
+    await m.move(S.RUNNING, boot_mode=boot_mode, boot_ms=boot_ms)
+
+
+async def _asleep_again(m: SandboxMachine, layers: MachineLayers) -> None:
+    await m.end_machine()
+    await m.move(S.HIBERNATED, layers=layers)

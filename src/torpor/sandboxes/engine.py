@@ -1,0 +1,529 @@
+"""The engine: all sandboxes of one host. See `EnginePort` for what each call promises."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Literal
+
+from torpor.base.aio import Supervisor
+from torpor.base.clock import SystemClock
+from torpor.base.home import Home
+from torpor.base.ids import check_id, is_id, new_id
+from torpor.db.database import Database
+from torpor.db.sandboxes import MachineLayers, SandboxRow, SandboxRows
+from torpor.doctor import collect
+from torpor.errors import Conflict, HostNotReady, InvalidRequest, NotFound, TorporError
+from torpor.guest.client import connect
+from torpor.guest.port import Guest
+from torpor.layers.manifest import Manifest
+from torpor.layers.store import Damage, LayerStore, LayerUse
+from torpor.model import (
+    BuildEvent,
+    Consistency,
+    OnTimeout,
+    RestoreSpec,
+    SandboxFilter,
+    SandboxId,
+    SandboxInfo,
+    SandboxPage,
+    SandboxSpec,
+    SandboxState,
+    SnapshotId,
+    SnapshotInfo,
+    TemplateInfo,
+)
+from torpor.sandboxes import folder as files
+from torpor.sandboxes.admission import Sizes, check_room, choose_sizes, is_default
+from torpor.sandboxes.birth import RenewalReason
+from torpor.sandboxes.boot import TemplateBooter
+from torpor.sandboxes.capture import Wish
+from torpor.sandboxes.comeback import layers_at
+from torpor.sandboxes.fit import check_fits, misfit
+from torpor.sandboxes.lifecycle import WITH_MACHINE
+from torpor.sandboxes.parts import Parts
+from torpor.sandboxes.recover import recover
+from torpor.sandboxes.requests import (
+    FORKS_MOST,
+    check_idle,
+    check_lease,
+    check_restore,
+    check_snapshot,
+    check_snapshot_id,
+    check_spec,
+)
+from torpor.sandboxes.task import SandboxTask
+from torpor.sandboxes.warm import WarmTemplates
+from torpor.templates import TemplateStore
+from torpor.vmm.qemu import QemuDriver
+
+log = logging.getLogger(__name__)
+
+_UPKEEP_S = 30.0
+_DELETED_KEPT = timedelta(days=1)
+_CONSOLE_CHUNK = 64 << 10
+_CONSOLE_POLL_S = 0.5
+"""QEMU appends to a file and tells nobody; a log that is followed is looked at this often."""
+_IMAGE_SHARE = 0.9
+"""Of a template's build: the image; the rest is its snapshot."""
+
+
+def open_engine(home: Home) -> Engine:
+    """Return the engine of `home`, with the QEMU driver; `start` it before use. Blocks.
+
+    Raises:
+        DataDamaged, InsufficientResources: the home's database cannot be used.
+    """
+    home.prepare()
+    driver = QemuDriver()
+    parts = Parts(
+        home=home,
+        rows=SandboxRows(Database.open(home.database)),
+        layers=LayerStore(home),
+        driver=driver,
+        templates=TemplateStore(home, TemplateBooter(driver, connect)),
+        connect_guest=connect,
+        clock=SystemClock(),
+        report=lambda name, exc: log.error("%s: %s", name, exc, exc_info=exc),
+    )
+    return Engine(parts)
+
+
+class Engine:
+    """Owns the sandboxes' tasks."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._tasks: dict[SandboxId, SandboxTask] = {}
+        self._admission = asyncio.Lock()
+        self._supervisor = Supervisor(parts.report)
+        self._warm = WarmTemplates(parts)
+
+    async def start(self) -> None:
+        """Adopt what an earlier daemon left, and begin."""
+        self._parts.host = await self._parts.driver.probe()
+        for problem in await asyncio.to_thread(self._parts.layers.load):
+            self._parts.report("a snapshot", problem)
+        await self._parts.templates.clean()
+        for found in await recover(self._parts):
+            self._tasks[found.task.info.id] = found.task
+            found.task.start()
+            if found.rollback_to is not None:
+                self._supervisor.launch(
+                    found.task.rollback(found.rollback_to), name="rollback again"
+                )
+        await self.collect()
+        await asyncio.to_thread(self._parts.templates.collect, self._digests())
+        self._supervisor.launch(self._upkeep(), name="upkeep")
+
+    async def aclose(self) -> None:
+        """Stop; machines run on for the next daemon."""
+        await self._supervisor.aclose()
+        await self._warm.aclose()
+        await self._parts.templates.aclose()
+        await asyncio.gather(*(task.aclose() for task in self._tasks.values()))
+        await asyncio.to_thread(self._parts.rows.close)
+
+    # ---- sandboxes ----
+
+    async def create(self, spec: SandboxSpec) -> SandboxInfo:
+        """Make a sandbox and return it running."""
+        check_spec(spec)
+        await self._look_at_host()
+        template = await asyncio.to_thread(self._parts.templates.get, spec.template)
+        sizes = choose_sizes(spec, template.info)
+        origin = self._warm.find(template, sizes)
+        if origin is None and is_default(sizes, template.info):
+            await self._check_room(sizes)
+            origin = await self._warm.take(template)
+        if origin is None:
+            task = await self._admit(self._row(spec, sizes, template.info))
+            return await task.create_cold(template, spec.env)
+        return await self._create_from(
+            origin, self._row(spec, sizes, template.info, origin), spec.env, "create"
+        )
+
+    async def restore(
+        self,
+        snapshot_id: SnapshotId,
+        spec: RestoreSpec,
+        *,
+        reason: Literal["restore", "fork"] = "restore",
+    ) -> SandboxInfo:
+        """Make a new sandbox that goes on from a snapshot, with an identity of its own."""
+        check_restore(spec)
+        await self._look_at_host()
+        origin = self._parts.layers.get(check_snapshot_id(snapshot_id))
+        why = misfit(origin.info, self._parts.host)
+        info = self._row_of(origin, spec)
+        if why is None:
+            return await self._create_from(origin, info, spec.env, reason)
+        if not spec.allow_cold:
+            check_fits(origin.info, self._parts.host)
+        template = await asyncio.to_thread(
+            self._parts.templates.by_digest, origin.info.template_digest
+        )
+        task = await self._admit(info)
+        return await task.create_cold(template, spec.env)
+
+    async def fork(
+        self, source: SandboxId | SnapshotId, spec: RestoreSpec, *, count: int = 1
+    ) -> tuple[SandboxInfo | TorporError, ...]:
+        """Make `count` sandboxes from a running sandbox or a snapshot; each is a sandbox or its own error."""
+        if not 1 <= count <= FORKS_MOST:
+            raise InvalidRequest(
+                f"count is {count}; 1 to {FORKS_MOST} is wanted", hint="fork in several calls"
+            )
+        check_restore(spec)
+        if is_id(source, "snap"):
+            snapshot_id = self._parts.layers.get(SnapshotId(source)).info.id
+        else:
+            wish = Wish(reason="fork")
+            snapshot_id = (await (await self._task(SandboxId(source))).snapshot(wish)).info.id
+
+        async def one() -> SandboxInfo | TorporError:
+            try:
+                return await self.restore(snapshot_id, spec, reason="fork")
+            except TorporError as exc:
+                return exc
+
+        return tuple(await asyncio.gather(*(one() for _ in range(count))))
+
+    async def get(self, sandbox_id: SandboxId) -> SandboxInfo:
+        """Return a sandbox, also one deleted within a day."""
+        check_id(sandbox_id, "sbx", "sandbox")
+        task = self._tasks.get(sandbox_id)
+        if task is not None:
+            return task.info
+        row = await asyncio.to_thread(self._parts.rows.get, sandbox_id)
+        if row is None:
+            raise NotFound(
+                f"there is no sandbox {sandbox_id}",
+                hint="list them: torpor ls",
+                sandbox_id=sandbox_id,
+            )
+        return row.info
+
+    async def list(self, query: SandboxFilter) -> SandboxPage:
+        """Return a page of sandboxes, newest first."""
+        if not 1 <= query.limit <= 1000:
+            raise InvalidRequest(f"limit is {query.limit}; 1 to 1000 is wanted")
+        return await asyncio.to_thread(self._parts.rows.page, query)
+
+    async def delete(self, sandbox_id: SandboxId) -> SandboxInfo:
+        """End and remove a sandbox from any state; its snapshots stay."""
+        task = self._tasks.get(sandbox_id)
+        if task is None:
+            return await self.get(sandbox_id)  # deleted already, or never there
+        info = await task.delete()
+        await self._forget(task)
+        self._supervisor.launch(self.collect(), name="collect")
+        return info
+
+    async def pause(self, sandbox_id: SandboxId) -> SandboxInfo:
+        """Stop a sandbox's vCPUs."""
+        return await (await self._task(sandbox_id)).pause()
+
+    async def resume(self, sandbox_id: SandboxId) -> SandboxInfo:
+        """Let a paused sandbox run on."""
+        return await (await self._task(sandbox_id)).resume()
+
+    async def hibernate(self, sandbox_id: SandboxId) -> SnapshotInfo:
+        """Put a sandbox to sleep; return the snapshot at which it sleeps."""
+        info = await (await self._task(sandbox_id)).hibernate()
+        assert info.parent_snapshot is not None
+        return self._parts.layers.get(info.parent_snapshot).info
+
+    async def wake(self, sandbox_id: SandboxId) -> SandboxInfo:
+        """Let a hibernated sandbox go on."""
+        await self._look_at_host()
+        return await (await self._task(sandbox_id)).wake()
+
+    async def rollback(self, sandbox_id: SandboxId, snapshot_id: SnapshotId) -> SandboxInfo:
+        """Put a sandbox back to a snapshot."""
+        await self._look_at_host()
+        manifest = self._parts.layers.get(check_snapshot_id(snapshot_id))
+        return await (await self._task(sandbox_id)).rollback(manifest)
+
+    async def set_ttl(
+        self, sandbox_id: SandboxId, ttl_seconds: int | None, *, on_timeout: OnTimeout | None = None
+    ) -> SandboxInfo:
+        """Set the time to live, counted from now."""
+        check_lease(ttl_seconds, on_timeout)
+        return await (await self._task(sandbox_id)).set_ttl(ttl_seconds, on_timeout)
+
+    async def set_idle(self, sandbox_id: SandboxId, idle_seconds: int | None) -> SandboxInfo:
+        """Set after how long without work a sandbox hibernates by itself."""
+        check_idle(idle_seconds)
+        return await (await self._task(sandbox_id)).set_idle(idle_seconds)
+
+    async def console(self, sandbox_id: SandboxId, *, follow: bool = False) -> AsyncIterator[bytes]:
+        """Yield the console log; with `follow`, go on until the machine ends."""
+        info = await self.get(sandbox_id)
+        path = self._parts.driver.console(files.folder_of(self._parts.home, sandbox_id))
+        offset = 0
+        while True:
+            lives = info.state in WITH_MACHINE
+            data, offset = await asyncio.to_thread(files.read_console, path, offset, _CONSOLE_CHUNK)
+            if data:
+                yield data
+            elif not (follow and lives):
+                return
+            else:
+                await asyncio.sleep(_CONSOLE_POLL_S)
+                info = await self.get(sandbox_id)
+
+    @contextlib.asynccontextmanager
+    async def guest(self, sandbox_id: SandboxId) -> AsyncIterator[Guest]:
+        """Enter with the connected guest of a sandbox; a hibernated one is woken."""
+        async with (await self._task(sandbox_id)).guest() as guest:
+            yield guest
+
+    # ---- snapshots ----
+
+    async def snapshot(
+        self,
+        sandbox_id: SandboxId,
+        *,
+        label: str | None = None,
+        consistency: Consistency = "filesystem",
+        metadata: Mapping[str, str] | None = None,
+    ) -> SnapshotInfo:
+        """Take a snapshot; the sandbox goes on."""
+        wish = Wish(
+            reason="snapshot", label=label, consistency=consistency, metadata=metadata or {}
+        )
+        check_snapshot(wish)
+        task = await self._task(sandbox_id)
+        if label is not None and any(
+            m.info.label == label and m.info.sandbox_id == sandbox_id
+            for m in self._parts.layers.snapshots()
+        ):
+            raise Conflict(
+                f"sandbox {sandbox_id} has a snapshot with the label {label!r} already",
+                hint="choose another label or delete that snapshot",
+            )
+        return (await task.snapshot(wish)).info
+
+    async def snapshots(self, sandbox_id: SandboxId | None = None) -> tuple[SnapshotInfo, ...]:
+        """Return the snapshots, newest first; of one sandbox, or all."""
+        return tuple(
+            m.info
+            for m in self._parts.layers.snapshots()
+            if sandbox_id is None or m.info.sandbox_id == sandbox_id
+        )
+
+    async def get_snapshot(self, snapshot_id: SnapshotId) -> SnapshotInfo:
+        """Return one snapshot."""
+        return self._parts.layers.get(check_snapshot_id(snapshot_id)).info
+
+    async def delete_snapshot(self, snapshot_id: SnapshotId) -> int:
+        """Remove a snapshot; return the bytes that this freed."""
+        manifest = self._parts.layers.get(check_snapshot_id(snapshot_id))
+        asleep = [
+            t.info.id
+            for t in self._tasks.values()
+            if t.info.parent_snapshot == manifest.info.id
+            and t.info.state
+            in (SandboxState.HIBERNATED, SandboxState.WAKING, SandboxState.RESTORING)
+        ]
+        if asleep:
+            raise Conflict(
+                f"snapshot {snapshot_id} is needed: sandbox {asleep[0]} sleeps at it",
+                hint=f"wake it (torpor wake {asleep[0]}) or delete it first",
+                sandboxes=asleep,
+            )
+        await asyncio.to_thread(self._parts.layers.remove, manifest.info.id)
+        return await self.collect()
+
+    async def verify_snapshot(self, snapshot_id: SnapshotId) -> tuple[Damage, ...]:
+        """Read all that a snapshot needs and compare it with its digests; return what is damaged."""
+        return tuple(
+            await asyncio.to_thread(self._parts.layers.verify, check_snapshot_id(snapshot_id))
+        )
+
+    async def layers(self) -> tuple[LayerUse, ...]:
+        """Return every layer with its size and who needs it."""
+        sandboxes = [(t.info.id, t.machine.row.layers.ids) for t in self._tasks.values()]
+        return tuple(await asyncio.to_thread(self._parts.layers.uses, sandboxes))
+
+    async def collect(self) -> int:
+        """Remove what nothing needs; return the bytes freed."""
+        rows = [task.machine.row.layers for task in self._tasks.values()]
+        needed = frozenset().union(*(layers.ids for layers in rows)) | self._parts.pins.now
+        mapped = [layers.image for layers in rows if layers.image is not None]
+        return await asyncio.to_thread(self._parts.layers.collect, needed, mapped=mapped)
+
+    # ---- templates ----
+
+    async def templates(self) -> tuple[TemplateInfo, ...]:
+        """Return the built templates, by name."""
+        return await asyncio.to_thread(self._parts.templates.list)
+
+    async def template(self, name: str) -> TemplateInfo:
+        """Return one built template."""
+        return (await asyncio.to_thread(self._parts.templates.get, name)).info
+
+    async def build_template(
+        self, name_or_recipe: str | Path, *, force: bool = False
+    ) -> AsyncIterator[BuildEvent]:
+        """Build a template and take its snapshot; yields the steps."""
+        async for event in self._parts.templates.build(name_or_recipe, force=force):
+            if event.template is None:
+                yield replace(event, fraction=event.fraction * _IMAGE_SHARE)
+                continue
+            await self._look_at_host()
+            yield BuildEvent(
+                step="snapshot",
+                message="booting for the template's snapshot",
+                fraction=_IMAGE_SHARE,
+            )
+            await self._warm.take(
+                await asyncio.to_thread(self._parts.templates.get, event.template.name)
+            )
+            yield event
+
+    async def delete_template(self, name: str) -> None:
+        """Forget a template that no sandbox needs."""
+        async with self._admission:  # no create may begin on it meanwhile
+            await asyncio.to_thread(self._parts.templates.delete, name, needed=self._digests())
+
+    async def doctor(self) -> dict[str, object]:
+        """Return what `torpor doctor --json` prints."""
+        return await collect(self._parts.home)
+
+    # ---- inside ----
+
+    def _digests(self) -> frozenset[str]:
+        """Return the templates' digests that a sandbox or snapshot needs."""
+        return frozenset(t.info.template_digest for t in self._tasks.values()) | frozenset(
+            m.info.template_digest
+            for m in self._parts.layers.snapshots()
+            if m.info.reason != "template"
+        )
+
+    async def _look_at_host(self) -> None:
+        self._parts.host = await self._parts.driver.probe()
+        if not self._parts.host.usable:
+            raise HostNotReady(self._parts.host.reason, hint=self._parts.host.fix)
+
+    async def _check_room(self, sizes: Sizes) -> None:
+        living = [task.info for task in self._tasks.values()]
+        await asyncio.to_thread(check_room, sizes, living, self._parts.home.root)
+
+    async def _admit(self, row: SandboxRow) -> SandboxTask:
+        """Write the row of a sandbox that the host has room for, and start its task."""
+        info = row.info
+        async with self._admission:
+            await self._check_room(Sizes(info.vcpus, info.ram_mib, info.disk_gib))
+            # it may have been deleted while we waited
+            await asyncio.to_thread(self._parts.templates.by_digest, info.template_digest)
+            await asyncio.to_thread(self._parts.rows.insert, row)
+            task = self._tasks[info.id] = SandboxTask(self._parts, row)
+        task.start()
+        return task
+
+    async def _create_from(
+        self, origin: Manifest, row: SandboxRow, env: Mapping[str, str], reason: RenewalReason
+    ) -> SandboxInfo:
+        with self._parts.pins.held(*origin.layer_ids):  # also if the snapshot is deleted meanwhile
+            task = await self._admit(row)
+            return await task.create_from(origin, env, reason)
+
+    def _row(
+        self,
+        spec: SandboxSpec,
+        sizes: Sizes,
+        template: TemplateInfo,
+        origin: Manifest | None = None,
+    ) -> SandboxRow:
+        info = SandboxInfo(
+            id=SandboxId(new_id("sbx")),
+            state=SandboxState.CREATING,
+            template=template.name,
+            template_digest=template.digest,
+            vcpus=sizes.vcpus,
+            ram_mib=sizes.ram_mib,
+            disk_gib=sizes.disk_gib,
+            network=spec.network,
+            env_names=tuple(sorted(spec.env)),
+            metadata=dict(spec.metadata),
+            ttl_seconds=spec.ttl_seconds,
+            on_timeout=spec.on_timeout,
+            created_at=self._parts.clock.now(),
+            expires_at=None,
+            driver=self._parts.driver.name,
+            accel=self._parts.host.accel,
+            idle_seconds=spec.idle_seconds,
+            parent_snapshot=None if origin is None else origin.info.id,
+        )
+        left = None if spec.ttl_seconds is None else timedelta(seconds=spec.ttl_seconds)
+        layers = MachineLayers() if origin is None else layers_at(origin)
+        return SandboxRow(
+            info,
+            epoch=0 if origin is None else origin.epoch,
+            ttl_left=left,
+            layers=replace(layers, active=new_id("lyr")),
+        )
+
+    def _row_of(self, origin: Manifest, spec: RestoreSpec) -> SandboxRow:
+        info = origin.info
+        template = TemplateInfo(
+            name=info.template,
+            digest=info.template_digest,
+            created_at=info.created_at,
+            vcpus=info.vcpus,
+            ram_mib=info.ram_mib,
+            disk_gib=info.disk_gib,
+            size_bytes=0,
+            default_user="",
+            default_cwd="",
+            env={},
+        )
+        made = SandboxSpec(
+            template=info.template,
+            network=spec.network or info.network,
+            env=spec.env,
+            metadata=spec.metadata,
+            ttl_seconds=spec.ttl_seconds,
+            on_timeout=spec.on_timeout,
+            idle_seconds=spec.idle_seconds,
+        )
+        return self._row(made, Sizes(info.vcpus, info.ram_mib, info.disk_gib), template, origin)
+
+    async def _task(self, sandbox_id: SandboxId) -> SandboxTask:
+        task = self._tasks.get(sandbox_id)
+        if task is None:
+            info = await self.get(sandbox_id)
+            raise NotFound(
+                f"sandbox {sandbox_id} is {info.state}",
+                hint="create a new one",
+                sandbox_id=sandbox_id,
+            )
+        return task
+
+    async def _forget(self, task: SandboxTask) -> None:
+        if self._tasks.get(task.info.id) is task:
+            del self._tasks[task.info.id]
+            await task.aclose()
+
+    async def _upkeep(self) -> None:
+        """Keep logs small and listings short, for as long as the daemon lives."""
+        while True:
+            await asyncio.sleep(_UPKEEP_S)
+            for task in list(self._tasks.values()):
+                if task.info.state is SandboxState.DELETED:  # by its TTL
+                    await self._forget(task)
+                else:
+                    path = self._parts.driver.console(
+                        files.folder_of(self._parts.home, task.info.id)
+                    )
+                    await asyncio.to_thread(files.trim_console, path)
+            await self.collect()
+            before = self._parts.clock.now() - _DELETED_KEPT
+            await asyncio.to_thread(self._parts.rows.forget_deleted, before)

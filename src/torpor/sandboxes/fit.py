@@ -1,0 +1,31 @@
+"""Whether a snapshot's RAM can go on here. RAM belongs to its driver, its version and its CPU."""
+
+from __future__ import annotations
+
+from torpor.errors import SnapshotUnusable
+from torpor.model import SnapshotInfo
+from torpor.vmm.base import HostSupport
+
+
+def misfit(info: SnapshotInfo, host: HostSupport) -> str | None:
+    """Return why a snapshot's RAM cannot go on on this host; None when it can."""
+    for what, had, has in (
+        ("driver", info.driver, host.driver),
+        ("driver version", info.driver_version, host.version),
+        ("accelerator", info.accel, host.accel),
+        ("CPU", info.cpu, host.cpu),
+    ):
+        if had != has:
+            return f"its {what} was {had}; this host has {has}"
+    return None
+
+
+def check_fits(info: SnapshotInfo, host: HostSupport) -> None:
+    """Raise `SnapshotUnusable` unless a snapshot's RAM can go on on this host."""
+    why = misfit(info, host)
+    if why is not None:
+        raise SnapshotUnusable(
+            f"the RAM of snapshot {info.id} cannot go on here: {why}",
+            hint="its disk can be started cold: restore it with allow_cold (torpor restore --allow-cold)",
+            snapshot_id=info.id,
+        )

@@ -1,0 +1,84 @@
+"""A sandbox's folder: disk, machine and logs of one sandbox, and their removal."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from pathlib import Path
+
+from torpor.base.fsio import fsync_dir, remove_tree
+from torpor.base.home import Home
+from torpor.model import SandboxId
+
+CONSOLE_LIMIT_BYTES = 16 << 20
+"""A console log is cut when it is larger: the guest writes it, and must not fill our disk."""
+_CONSOLE_KEEP_BYTES = 1 << 20
+
+
+def folder_of(home: Home, sandbox_id: SandboxId) -> Path:
+    """Return where a sandbox's things are."""
+    return home.sandboxes / sandbox_id
+
+
+def make_folder(folder: Path) -> None:
+    """Make a sandbox's folder if it is missing, durably; passable for its VMM's user, readable for none."""
+    folder.mkdir(mode=0o711, exist_ok=True)
+    folder.chmod(0o711)
+    fsync_dir(folder.parent)
+
+
+def release_machine(folder: Path) -> None:
+    """Remove what only a running machine needs (RAM, sockets); logs and the disk stay."""
+    for name in ("ram", "agent.sock", "qmp.sock"):
+        (folder / "vm" / name).unlink(missing_ok=True)
+    (folder / "vmm.json").unlink(missing_ok=True)
+
+
+async def remove_folder(folder: Path) -> None:
+    """Remove a sandbox's folder with all in it; no failure if it is gone."""
+    await asyncio.to_thread(remove_tree, folder)
+
+
+def read_console(path: Path, offset: int, limit_bytes: int) -> tuple[bytes, int]:
+    """Return up to `limit_bytes` of a console log from `offset` on, and where to go on.
+
+    The log belongs to the VMM, so a link in its place is not followed. After a cut (see `trim_console`) the
+    offset starts at the beginning again.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return b"", 0
+    with os.fdopen(fd, "rb") as file:
+        size = os.fstat(fd).st_size
+        start = 0 if offset > size else offset
+        file.seek(start)
+        data = file.read(limit_bytes)
+    return data, start + len(data)
+
+
+def console_tail(path: Path, *, lines: int = 15, limit_bytes: int = 8192) -> str:
+    """Return the last lines of a console log as text."""
+    with contextlib.suppress(OSError):
+        size = path.lstat().st_size
+        data, _ = read_console(path, max(0, size - limit_bytes), limit_bytes)
+        return "\n".join(data.decode("utf-8", "replace").splitlines()[-lines:]).strip()
+    return ""
+
+
+def trim_console(path: Path) -> None:
+    """Cut a console log that is over its limit to its last part; QEMU appends, so it writes on behind it."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return
+    with os.fdopen(fd, "r+b") as file:
+        size = os.fstat(fd).st_size
+        if size <= CONSOLE_LIMIT_BYTES:
+            return
+        file.seek(size - _CONSOLE_KEEP_BYTES)
+        tail = file.read(_CONSOLE_KEEP_BYTES)
+        file.truncate(0)
+        file.seek(0)
+        file.write(tail)

@@ -1,0 +1,47 @@
+"""What every sandbox's task is given: the parts below the engine, made once a daemon."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from torpor.base.clock import Clock
+from torpor.base.home import Home
+from torpor.db.sandboxes import SandboxRows
+from torpor.guest.port import Guest
+from torpor.layers.pins import Pins
+from torpor.layers.store import LayerStore
+from torpor.templates import TemplateStore
+from torpor.vmm.base import Driver, HostSupport
+
+
+class ConnectGuest(Protocol):
+    """Connects to the agent behind a socket."""
+
+    def __call__(self, socket_path: Path, *, epoch: int, timeout_s: float) -> Awaitable[Guest]:
+        """Return the connected guest; raises `GuestUnreachable` when it does not answer in time."""
+        ...
+
+
+@dataclass(slots=True, kw_only=True)
+class Parts:
+    """The rooms below, as the engine uses them."""
+
+    home: Home
+    rows: SandboxRows
+    layers: LayerStore
+    driver: Driver
+    templates: TemplateStore
+    connect_guest: ConnectGuest
+    clock: Clock
+    report: Callable[[str, BaseException], None]
+    """Takes failures that no caller waits for."""
+    host: HostSupport = field(
+        default_factory=lambda: HostSupport("", False, None, None, None, "nobody looked yet")
+    )
+    """What the driver found on this host; looked up anew before each create."""
+    pins: Pins = field(default_factory=Pins)
+    boot_timeout_s: float = 300.0
+    """How long a cold boot may take until the agent answers; emulated hosts with busy cores are slow."""

@@ -1,0 +1,415 @@
+"""One task a sandbox: the only writer of its state.
+
+Requests ask it and wait; they never act themselves, so two of them cannot cross, and a caller that goes
+away undoes nothing. Every move is a row written before the act and a row written after it; a daemon that
+dies in between leaves the row that says what was meant (see `recover`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any, TypeVar
+
+from torpor.base.aio import Supervisor, finish
+from torpor.base.faults import reach
+from torpor.db.sandboxes import SandboxRow
+from torpor.errors import GenerationChanged, GuestFailed, GuestUnreachable, TorporError, WrongState
+from torpor.guest.port import Guest
+from torpor.layers.manifest import Manifest
+from torpor.model import OnTimeout, SandboxInfo, SandboxState
+from torpor.sandboxes import birth, capture, comeback
+from torpor.sandboxes import folder as files
+from torpor.sandboxes.lifecycle import WITH_MACHINE, check_move, require_running
+from torpor.sandboxes.machine import SandboxMachine
+from torpor.sandboxes.parts import Parts
+from torpor.templates import Template
+from torpor.vmm.base import Vmm
+
+T = TypeVar("T")
+S = SandboxState
+
+_DELETE = "delete"
+_RETRY = timedelta(seconds=30)
+"""An expiry or a sleep that failed is tried again after this."""
+_POWERED_DOWN = "reboot: Power down"
+"""The kernel's last words when a machine powers itself off."""
+_BY_ITSELF_AWAKE = frozenset({S.HIBERNATED, S.HIBERNATING, S.WAKING})
+"""States from which a request for the guest wakes the machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    work: Callable[[], Coroutine[Any, Any, Any]]
+    name: str
+    answer: asyncio.Future[Any]
+
+
+class SandboxTask:
+    """Owns one sandbox's life."""
+
+    def __init__(self, parts: Parts, row: SandboxRow, *, vmm: Vmm | None = None) -> None:
+        self._parts = parts
+        self._tasks = Supervisor(parts.report)
+        self.machine = SandboxMachine(parts, row, self._tasks, vmm)
+        self._queue: asyncio.Queue[_Request | Vmm | None] = asyncio.Queue()
+        self._current: asyncio.Task[Any] | None = None
+        self._doomed = False
+        self._watched: Vmm | None = None
+        self._users = 0
+        self._worked_at = parts.clock.now()
+
+    @property
+    def info(self) -> SandboxInfo:
+        """What is so about the sandbox now."""
+        return self.machine.info
+
+    def start(self) -> None:
+        """Begin to serve requests."""
+        self._tasks.launch(self._run(), name=f"sandbox {self.info.id}")
+        self._watch()
+
+    async def aclose(self) -> None:
+        """Stop serving; the machine goes on. What was under way is finished or undone by the next daemon."""
+        await self._tasks.aclose()
+        await self.machine.drop_guest()
+        if self.machine.vmm is not None:
+            await self.machine.vmm.aclose()
+
+    # ---- what callers ask ----
+
+    async def create_cold(self, template: Template, env: Mapping[str, str]) -> SandboxInfo:
+        """Boot the machine of a row that is `creating`."""
+        return await self._changed("create", lambda: birth.create_cold(self.machine, template, env))
+
+    async def create_from(
+        self, manifest: Manifest, env: Mapping[str, str], reason: birth.RenewalReason
+    ) -> SandboxInfo:
+        """Begin the machine of a row that is `creating` from a snapshot."""
+        return await self._changed(
+            "create", lambda: birth.create_from(self.machine, manifest, env, reason)
+        )
+
+    async def pause(self) -> SandboxInfo:
+        """Stop the vCPUs."""
+        return await self._changed("pause", self._pause)
+
+    async def resume(self) -> SandboxInfo:
+        """Let the vCPUs run on."""
+        return await self._changed("resume", self._resume)
+
+    async def snapshot(self, wish: capture.Wish) -> Manifest:
+        """Take a snapshot; the sandbox goes on as it was, or sleeps on."""
+        return await self._ask("snapshot", lambda: self._snapshot(wish))
+
+    async def hibernate(self) -> SandboxInfo:
+        """Snapshot the sandbox and give its CPU and RAM back."""
+        return await self._changed("hibernate", lambda: comeback.hibernate(self.machine))
+
+    async def wake(self) -> SandboxInfo:
+        """Let a hibernated sandbox go on."""
+        return await self._changed("wake", self._wake)
+
+    async def rollback(self, manifest: Manifest) -> SandboxInfo:
+        """Put the sandbox back to a snapshot."""
+        return await self._changed("rollback", lambda: comeback.rollback(self.machine, manifest))
+
+    async def set_ttl(self, ttl_seconds: int | None, on_timeout: OnTimeout | None) -> SandboxInfo:
+        """Set the time to live, counted from now."""
+        return await self._changed("set ttl", lambda: self._set_ttl(ttl_seconds, on_timeout))
+
+    async def set_idle(self, idle_seconds: int | None) -> SandboxInfo:
+        """Set after how long without work the sandbox hibernates by itself."""
+        return await self._changed(
+            "set idle",
+            lambda: self.machine.save(self.machine.row.with_info(idle_seconds=idle_seconds)),
+        )
+
+    async def delete(self) -> SandboxInfo:
+        """End and remove the sandbox, whatever it does now; what it does is broken off."""
+        self._doomed = True
+        if self._current is not None:
+            self._current.cancel()
+        return await self._changed(_DELETE, self._delete)
+
+    @contextlib.asynccontextmanager
+    async def guest(self) -> AsyncIterator[Guest]:
+        """Enter with the connected guest; a hibernated sandbox is woken for it."""
+        self._users += 1
+        try:
+            if self.info.state in _BY_ITSELF_AWAKE:
+                await self.wake()
+            require_running(self.info.id, self.info.state)
+            generation = self.info.generation
+            guest = await self.machine.guest()
+            try:
+                yield guest
+            except GuestUnreachable as exc:
+                if self.info.generation == generation and self.info.state not in _BY_ITSELF_AWAKE:
+                    raise
+                raise GenerationChanged(
+                    f"sandbox {self.info.id} was put back or slept meanwhile; what was asked of it is void",
+                    hint="ask again: it is another point of its life now",
+                    sandbox_id=self.info.id,
+                    generation=self.info.generation,
+                ) from exc
+        finally:
+            self._users -= 1
+            self._worked_at = self._parts.clock.now()
+            self._queue_tick()
+
+    # ---- the task ----
+
+    async def _changed(
+        self, name: str, work: Callable[[], Coroutine[Any, Any, None]]
+    ) -> SandboxInfo:
+        if self.info.state is not S.DELETED:
+            await self._ask(name, work)
+        return self.info
+
+    async def _ask(self, name: str, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._queue.put_nowait(_Request(work, name, answer))
+        return await asyncio.shield(answer)
+
+    def _queue_tick(self) -> None:
+        """Let the task look at its deadlines again."""
+        if self.info.idle_seconds is not None:
+            self._queue.put_nowait(None)
+
+    async def _run(self) -> None:
+        while self.info.state is not S.DELETED:
+            try:
+                async with asyncio.timeout(self._seconds_to_deadline()):
+                    item = await self._queue.get()
+            except TimeoutError:
+                await self._deadline()
+                continue
+            if isinstance(item, _Request):
+                await self._perform(item)
+            elif item is not None and item is self.machine.vmm:
+                await self._noted_end()
+        while not self._queue.empty():
+            item = self._queue.get_nowait()
+            if not isinstance(item, _Request):
+                continue
+            if item.name == _DELETE:
+                item.answer.set_result(None)
+            else:
+                item.answer.set_exception(_deleted(self.info, item.name))
+
+    async def _perform(self, request: _Request) -> None:
+        if self._doomed and request.name != _DELETE:
+            request.answer.set_exception(_deleted(self.info, request.name))
+            return
+        task = self._tasks.spawn(_outcome(request.work()), name=f"{request.name} {self.info.id}")
+        self._current = None if request.name == _DELETE else task
+        try:
+            await asyncio.wait({task})
+        finally:
+            self._current = None
+        if task.cancelled():  # only a delete breaks work off
+            request.answer.set_exception(_deleted(self.info, request.name))
+            return
+        value, error = task.result()
+        if error is None:
+            request.answer.set_result(value)
+        else:
+            request.answer.set_exception(error)
+        self._watch()
+
+    def _watch(self) -> None:
+        """Watch over the machine's process, once each."""
+        vmm = self.machine.vmm
+        if vmm is None or vmm is self._watched:
+            return
+        self._watched = vmm
+
+        async def watch() -> None:
+            await vmm.wait()
+            self._queue.put_nowait(vmm)
+
+        self._tasks.launch(watch(), name=f"watch {self.info.id}")
+
+    # ---- deadlines ----
+
+    def _seconds_to_deadline(self) -> float | None:
+        due = min(
+            (at for at in (self._expires_at(), self._sleeps_at()) if at is not None), default=None
+        )
+        return None if due is None else max(0.0, (due - self._parts.clock.now()).total_seconds())
+
+    def _expires_at(self) -> datetime | None:
+        return None if self._doomed else self.info.expires_at
+
+    def _sleeps_at(self) -> datetime | None:
+        idle = self.info.idle_seconds
+        if idle is None or self._users or self._doomed or self.info.state is not S.RUNNING:
+            return None
+        return self._worked_at + timedelta(seconds=idle)
+
+    async def _deadline(self) -> None:
+        now = self._parts.clock.now()
+        expires, sleeps = self._expires_at(), self._sleeps_at()
+        try:
+            if expires is not None and expires <= now:
+                if self.info.on_timeout == "hibernate":
+                    await self._expire_asleep()
+                else:
+                    await self._delete()
+            elif sleeps is not None and sleeps <= now:
+                await self._fall_asleep()
+        except TorporError as exc:
+            self._parts.report(f"deadline of {self.info.id}", exc)
+            self._worked_at = now + _RETRY
+            if self.info.expires_at is not None:
+                await self.machine.save(self.machine.row.with_info(expires_at=now + _RETRY))
+        self._watch()
+
+    async def _expire_asleep(self) -> None:
+        if self.info.state in (S.RUNNING, S.PAUSED):
+            await comeback.hibernate(self.machine)
+        row = replace(self.machine.row, ttl_left=None)
+        await self.machine.save(row.with_info(expires_at=None, ttl_seconds=None))
+
+    async def _fall_asleep(self) -> None:
+        """Hibernate, unless a command still runs in the machine."""
+        guest = await self.machine.guest()
+        if any(found.state == "running" for found in await guest.exec_list()):
+            self._worked_at = self._parts.clock.now()
+            return
+        if not self._users:
+            await comeback.hibernate(self.machine)
+
+    # ---- the smaller acts ----
+
+    async def _noted_end(self) -> None:
+        """Write down that the machine ended by itself: `stopped` if it powered off, else `failed`."""
+        m = self.machine
+        await m.drop_guest()
+        if m.vmm is not None:
+            await m.vmm.aclose()
+            m.vmm = None
+        if self.info.state not in WITH_MACHINE:
+            return
+        state, error = await asyncio.to_thread(verdict, self._parts, self.info)
+        await m.move(state, error=error)
+        await asyncio.to_thread(files.release_machine, m.folder)
+
+    async def _snapshot(self, wish: capture.Wish) -> Manifest:
+        state = self.info.state
+        if state is S.HIBERNATED:
+            manifest = comeback.sleeping_at(self.machine)
+            return await asyncio.to_thread(
+                self._parts.layers.duplicate,
+                manifest,
+                capture.relabelled(self.machine, manifest, wish),
+            )
+        if state not in (S.RUNNING, S.PAUSED):
+            require_running(self.info.id, state)
+        return await capture.take(self.machine, wish, paused_before=state is S.PAUSED)
+
+    async def _wake(self) -> None:
+        await comeback.wake(self.machine)
+        self._worked_at = self._parts.clock.now()
+
+    async def _pause(self) -> None:
+        m = self.machine
+        if self.info.state is S.PAUSED:
+            return
+        check_move(self.info.id, self.info.state, S.PAUSING)
+        vmm = m.running_vmm()
+        await m.move(S.PAUSING)
+        await m.drop_guest()  # a paused guest is silent
+        reach("pause.intent")
+        try:
+            await vmm.pause()
+        except BaseException:
+            await finish(self._settle_state(vmm), within_s=15.0)
+            raise
+        reach("pause.acted")
+        await m.move(S.PAUSED)
+
+    async def _resume(self) -> None:
+        m = self.machine
+        if self.info.state is S.RUNNING:
+            return
+        check_move(self.info.id, self.info.state, S.RESUMING)
+        vmm = m.running_vmm()
+        await m.move(S.RESUMING)
+        reach("resume.intent")
+        try:
+            await vmm.resume()
+            reach("resume.acted")
+            with contextlib.suppress(GuestFailed):
+                # before anyone runs a command: the guest's clock stood still
+                guest = await m.guest()
+                await guest.set_clock(self._parts.clock.now())
+        except BaseException:
+            await finish(self._settle_state(vmm), within_s=15.0)
+            raise
+        await m.move(S.RUNNING)
+
+    async def _set_ttl(self, ttl_seconds: int | None, on_timeout: OnTimeout | None) -> None:
+        m = self.machine
+        if self.info.state in (S.DELETING, S.DELETED):
+            raise WrongState(
+                f"sandbox {self.info.id} is {self.info.state}; it has no lease",
+                sandbox_id=self.info.id,
+            )
+        left = None if ttl_seconds is None else timedelta(seconds=ttl_seconds)
+        row = replace(m.row, ttl_left=left).with_info(
+            ttl_seconds=ttl_seconds, on_timeout=on_timeout or self.info.on_timeout, expires_at=None
+        )
+        await m.save(m.timed(row, row.info.state))
+
+    async def _delete(self) -> None:
+        m = self.machine
+        self._doomed = True
+        if self.info.state is not S.DELETING:
+            await m.move(S.DELETING)
+        reach("delete.intent")
+        await m.end_machine()
+        reach("delete.ended")
+        await files.remove_folder(m.folder)
+        reach("delete.removed")
+        row = m.row.with_info(state=S.DELETED, expires_at=None)
+        await asyncio.to_thread(self._parts.rows.mark_deleted, row, self._parts.clock.now())
+        reach("delete.outcome")
+        m.row = row
+
+    async def _settle_state(self, vmm: Vmm) -> None:
+        """After a pause or resume that went wrong, write down what the machine really does."""
+        status = await vmm.status()
+        if status != "ended":  # its end is noted by the watcher
+            await self.machine.move(S.RUNNING if status == "running" else S.PAUSED)
+
+
+def verdict(parts: Parts, info: SandboxInfo) -> tuple[SandboxState, str | None]:
+    """Return the state of a sandbox whose machine ended by itself, and the reason. Blocks."""
+    folder = files.folder_of(parts.home, info.id)
+    console = files.console_tail(parts.driver.console(folder))
+    if _POWERED_DOWN in console:
+        return S.STOPPED, None
+    log = parts.driver.last_words(folder)
+    text = ["the machine ended unexpectedly"]
+    if log:
+        text.append(f"VMM log:\n{log}")
+    if console:
+        text.append(f"console:\n{console}")
+    return S.FAILED, "\n".join(text)
+
+
+def _deleted(info: SandboxInfo, name: str) -> WrongState:
+    return WrongState(f"sandbox {info.id} was deleted during its {name}", sandbox_id=info.id)
+
+
+async def _outcome(work: Coroutine[Any, Any, T]) -> tuple[T | None, Exception | None]:
+    """Return the failure of `work` instead of raising it: it belongs to the caller, not to the supervisor."""
+    try:
+        return await work, None
+    except Exception as exc:  # noqa: BLE001 - handed to the caller, who raises it
+        return None, exc

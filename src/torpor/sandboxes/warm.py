@@ -1,0 +1,123 @@
+"""A template's own booted snapshot, so that a create is a restore and no boot.
+
+It is taken once for each template, size and kind of host: the template is booted from its clean disk, settles,
+and is captured. It is a snapshot like any other, with the reason `template`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from typing_extensions import override
+
+from torpor.base.aio import Supervisor, finish
+from torpor.base.faults import reach
+from torpor.base.ids import new_id
+from torpor.db.sandboxes import MachineLayers, SandboxRow, SandboxRows
+from torpor.layers.manifest import Manifest
+from torpor.model import SandboxId, SandboxInfo, SandboxState
+from torpor.sandboxes import folder as files
+from torpor.sandboxes.admission import Sizes
+from torpor.sandboxes.capture import Wish, take
+from torpor.sandboxes.fit import misfit
+from torpor.sandboxes.machine import SandboxMachine
+from torpor.sandboxes.parts import Parts
+from torpor.templates import Template
+
+_SETTLE_S = 600.0
+
+
+class _NoRows(SandboxRows):
+    """Rows of a machine that no user sees: nothing is written."""
+
+    def __init__(self) -> None:
+        pass
+
+    @override
+    def save(self, row: SandboxRow) -> None:
+        """Write nothing."""
+
+
+class WarmTemplates:
+    """Finds and takes the templates' snapshots; one at a time for each template."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._tasks = Supervisor(parts.report)
+
+    def find(self, template: Template, sizes: Sizes) -> Manifest | None:
+        """Return the snapshot that a sandbox of these sizes can begin from here, if there is one."""
+        for manifest in self._parts.layers.snapshots():
+            info = manifest.info
+            if (
+                info.reason == "template"
+                and info.template_digest == template.info.digest
+                and (info.vcpus, info.ram_mib) == (sizes.vcpus, sizes.ram_mib)
+                and info.disk_gib <= sizes.disk_gib
+                and misfit(info, self._parts.host) is None
+            ):
+                return manifest
+        return None
+
+    async def take(self, template: Template) -> Manifest:
+        """Return the snapshot for the template's own sizes, taken now if there is none.
+
+        Raises:
+            TorporError: the template does not boot or cannot be captured; no process or file is left.
+        """
+        info = template.info
+        sizes = Sizes(info.vcpus, info.ram_mib, info.disk_gib)
+        async with self._locks.setdefault(info.digest, asyncio.Lock()):
+            found = self.find(template, sizes)
+            if found is None:
+                found = await self._take(template)
+                await asyncio.to_thread(self._parts.layers.image, found)
+            return found
+
+    async def aclose(self) -> None:
+        """End what is under way."""
+        await self._tasks.aclose()
+
+    async def _take(self, template: Template) -> Manifest:
+        layers = MachineLayers(active=new_id("lyr"))
+        assert layers.active is not None
+        row = SandboxRow(_info(template, self._parts), layers=layers)
+        m = SandboxMachine(replace(self._parts, rows=_NoRows()), row, self._tasks)
+        with self._parts.pins.held(layers.active):
+            try:
+                await asyncio.to_thread(files.make_folder, m.folder)
+                await m.make_active(layers)
+                m.vmm = await self._parts.driver.start(m.folder, m.spec(template, layers))
+                guest = await m.guest(self._parts.boot_timeout_s)
+                await m.until_end(guest.settle(timeout_s=_SETTLE_S))
+                reach("warm.settled")
+                return await take(m, Wish(reason="template", go_on=False), paused_before=False)
+            finally:
+                await finish(_clear(m), within_s=60.0)
+
+
+async def _clear(m: SandboxMachine) -> None:
+    await m.end_machine()
+    await files.remove_folder(m.folder)
+
+
+def _info(template: Template, parts: Parts) -> SandboxInfo:
+    info = template.info
+    return SandboxInfo(
+        id=SandboxId(new_id("sbx")),
+        state=SandboxState.RUNNING,
+        template=info.name,
+        template_digest=info.digest,
+        vcpus=info.vcpus,
+        ram_mib=info.ram_mib,
+        disk_gib=info.disk_gib,
+        network="user",
+        env_names=(),
+        metadata={},
+        ttl_seconds=None,
+        on_timeout="delete",
+        created_at=parts.clock.now(),
+        expires_at=None,
+    )

@@ -1,0 +1,145 @@
+"""The QEMU command line, made from a `MachineSpec` and nothing else."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torpor.vmm.base import Disk, MachineSpec
+from torpor.vmm.qemu.host import Accel
+
+AGENT_PORT = "torpor.agent0"
+"""Name of the virtio-serial port that the guest agent opens."""
+
+DISK_ID = "disk0"
+
+_INCOMING = ("-S", "-global", "migration.send-configuration=off", "-incoming", "defer")
+"""The saved state is that of `xen-save-devices-state`: devices only, no configuration section, no RAM."""
+
+_TCG_CACHE_MIB = 256
+"""Translated code that one emulated machine may keep; QEMU's own default is 1 GiB on a large host."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """File descriptors and names that one start hands to QEMU; names are relative to its folder."""
+
+    qmp_fd: int
+    agent_fd: int
+    console: str
+    ram: str
+    restored: bool = False
+    """True: `ram` is a saved image, mapped so that nothing ever changes it, and the state is loaded later."""
+
+
+def build(binary: Path, accel: Accel, name: str, spec: MachineSpec, wiring: Wiring) -> list[str]:
+    """Return the argv that starts `spec` with its vCPUs running."""
+    return [
+        str(binary),
+        "-name",
+        f"{name},debug-threads=on",
+        "-M",
+        "q35,memory-backend=ram,suppress-vmdesc=on,vmport=off,usb=off,sata=off,smbus=off,graphics=off",
+        "-accel",
+        "kvm" if accel == "kvm" else f"tcg,tb-size={_TCG_CACHE_MIB}",
+        "-cpu",
+        "host" if accel == "kvm" else "max",
+        "-smp",
+        str(spec.vcpus),
+        "-m",
+        str(spec.ram_mib),
+        "-object",
+        # readonly=on,rom=off: a private mapping of a file opened for reading. Without it the balloon's discard
+        # punches holes into the image that other machines map.
+        f"memory-backend-file,id=ram,size={spec.ram_mib}M,mem-path={wiring.ram},share=off"
+        + (",readonly=on,rom=off" if wiring.restored else ""),
+        "-nodefaults",
+        "-no-user-config",
+        "-display",
+        "none",
+        # obsolete calls, new programs and other priorities are refused to a VMM that was taken over
+        "-sandbox",
+        "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
+        # append: the daemon may cut the file while QEMU writes it
+        "-chardev",
+        f"file,id=console,path={wiring.console},append=on",
+        "-serial",
+        "chardev:console",
+        "-device",
+        "virtio-serial-pci",
+        "-chardev",
+        f"socket,id=agent,fd={wiring.agent_fd},server=on,wait=off",
+        "-device",
+        f"virtserialport,chardev=agent,name={AGENT_PORT}",
+        *_blockdevs(spec.disk),
+        "-device",
+        f"virtio-blk-pci,drive=top,id={DISK_ID}",
+        "-device",
+        "virtio-rng-pci",
+        *_network(spec.network),
+        "-device",
+        "virtio-balloon-pci,free-page-reporting=on",
+        "-device",
+        f"vmgenid,guid={uuid.uuid4()}",
+        "-chardev",
+        f"socket,id=qmp,fd={wiring.qmp_fd},server=on,wait=off",
+        "-mon",
+        "chardev=qmp,mode=control",
+        "-kernel",
+        str(spec.kernel),
+        "-initrd",
+        str(spec.initrd),
+        "-append",
+        spec.cmdline,
+        *(_INCOMING if wiring.restored else ()),
+    ]
+
+
+def overlay_node(name: str, path: Path) -> dict[str, object]:
+    """Return the QMP arguments that add an empty overlay whose backing a snapshot will set."""
+    return _node(name, path, writable=True) | {"backing": None}
+
+
+def _blockdevs(disk: Disk) -> list[str]:
+    """Return one node a layer, each with an explicit backing: no file name inside an image is followed."""
+    options: list[str] = []
+    below: str | None = None
+    files: Sequence[Path] = (*disk.layers, disk.active)
+    for number, path in enumerate(files):
+        top = number == len(files) - 1
+        name = "top" if top else f"layer{number}"
+        node = _node(name, path, writable=top)
+        if path.suffix == ".qcow2":
+            node["backing"] = below
+        options += ["-blockdev", json.dumps(node)]
+        below = name
+    return options
+
+
+def _node(name: str, path: Path, *, writable: bool) -> dict[str, object]:
+    return {
+        "driver": "qcow2" if path.suffix == ".qcow2" else "raw",
+        "node-name": name,
+        "read-only": not writable,
+        "discard": "unmap",
+        "detect-zeroes": "unmap" if writable else "off",
+        "file": {
+            "driver": "file",
+            "filename": str(path),
+            "read-only": not writable,
+            "discard": "unmap",
+        },
+    }
+
+
+def _network(network: str) -> list[str]:
+    """Return the one network device that every machine has; with `none` nothing is at its other end.
+
+    So a machine can be restored from a template's snapshot with or without a network.
+    """
+    if network == "none":
+        return ["-device", "virtio-net-pci"]
+    return ["-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net"]

@@ -1,0 +1,54 @@
+"""A VMM's own user: as root, each machine runs under a uid that owns its folder and nothing else.
+
+A VMM that its guest took over can then reach neither the daemon's files nor another machine's. Layers
+and templates are readable for a group that every VMM has (`layers.seal`); they are writable for none.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from torpor.errors import HostNotReady
+from torpor.layers.seal import LAYERS_GID
+
+_FIRST_UID = 1_900_000_001
+"""Above every range that systemd, containers and subuid files use (they end at 1879048191)."""
+_COUNT = 65_000
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """Who a VMM runs as."""
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...]
+
+
+def choose_user(machines: Path) -> User | None:
+    """Return a user that no machine below `machines` has; None when we are not root and cannot change.
+
+    Raises:
+        HostNotReady: all are taken.
+    """
+    if os.geteuid() != 0:
+        return None
+    taken = {entry.stat().st_uid for entry in machines.glob("*/vm")}
+    for _ in range(1000):
+        uid = _FIRST_UID + secrets.randbelow(_COUNT)
+        if uid not in taken:
+            return User(uid, uid, (LAYERS_GID, *_kvm_group()))
+    raise HostNotReady(
+        f"no free user id for a machine below {machines}",
+        hint="delete sandboxes that are not needed",
+    )
+
+
+def _kvm_group() -> tuple[int, ...]:
+    try:
+        return (Path("/dev/kvm").stat().st_gid,)
+    except OSError:
+        return ()

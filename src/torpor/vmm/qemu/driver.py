@@ -1,0 +1,222 @@
+"""The QEMU driver: start a machine, find it again after our own death, clear away what is left of it.
+
+A machine's folder holds `vmm.json` (who the process is; ours alone) and `vmm.log` (what QEMU printed),
+and `vm/`, which belongs to the user that QEMU runs as: RAM, console and sockets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+from torpor.base import proc
+from torpor.base.aio import finish
+from torpor.base.fsio import read_json, socket_name, write_json
+from torpor.base.proc import ProcessId
+from torpor.errors import DataDamaged, InsufficientResources, NotFound, TorporError, VmmFailed
+from torpor.vmm.base import HostSupport, MachineSpec, SavedMachine
+from torpor.vmm.qemu import command, confine, host
+from torpor.vmm.qemu.machine import QemuMachine, agent_socket, give_to_vmm, qmp_socket
+
+_HARMLESS = "Discarding RAM in private file mappings"
+"""QEMU warns of this at every start; the mapping is private on purpose (see `command`)."""
+
+_GREETING_S = 60.0
+"""QEMU greets in 30 to 120 ms; a host with all cores busy was seen to need seconds."""
+
+
+class QemuDriver:
+    """Starts machines with QEMU."""
+
+    name = "qemu"
+
+    def __init__(self) -> None:
+        self._host: host.QemuHost | None = None
+
+    async def probe(self) -> HostSupport:
+        """Say whether and how QEMU works here; never raises."""
+        return await host.probe()
+
+    async def create_overlay(self, path: Path, size_bytes: int) -> None:
+        """Make an empty qcow2 at `path`, without a backing file's name in it."""
+        found = await self._found()
+        try:
+            await proc.run(
+                [str(found.qemu_img), "create", "-q", "-f", "qcow2", str(path), str(size_bytes)],
+                timeout_s=30,
+            )
+        except proc.HostCommandFailed as exc:
+            await asyncio.to_thread(path.unlink, missing_ok=True)
+            if "No space left" in str(exc.facts.get("stderr")):
+                raise InsufficientResources(f"no disk space for {path}", path=path) from exc
+            raise
+
+    async def start(self, folder: Path, spec: MachineSpec) -> QemuMachine:
+        """Start `spec` in `folder`; on failure nothing of it runs on.
+
+        Raises:
+            HostNotReady: QEMU is missing or too old.
+            VmmFailed: QEMU did not start; facts have the end of its log.
+        """
+        return await self._launched(folder, spec, None)
+
+    async def restore(self, folder: Path, spec: MachineSpec, saved: SavedMachine) -> QemuMachine:
+        """Start `spec` in `folder` from `saved`, paused; on failure nothing of it runs on."""
+        return await self._launched(folder, spec, saved)
+
+    async def _launched(
+        self, folder: Path, spec: MachineSpec, saved: SavedMachine | None
+    ) -> QemuMachine:
+        found = await self._found()
+        user = await asyncio.to_thread(_prepare, folder, spec)
+        ram = saved.ram_image if saved else folder / "vm" / "ram"
+        with contextlib.ExitStack() as stack:
+            qmp = stack.enter_context(_listening(qmp_socket(folder)))
+            agent = stack.enter_context(_listening(agent_socket(folder)))
+            log = stack.enter_context((folder / "vmm.log").open("ab"))
+            wiring = command.Wiring(
+                qmp.fileno(), agent.fileno(), "console.log", str(ram), restored=saved is not None
+            )
+            process = await asyncio.to_thread(
+                proc.start_detached,
+                command.build(found.binary, found.accel, folder.name, spec, wiring),
+                log=log,
+                cwd=folder / "vm",
+                pass_fds=(qmp.fileno(), agent.fileno()),
+                user=user.uid if user else None,
+                group=user.gid if user else None,
+                extra_groups=user.groups if user else None,
+            )
+        try:
+            record = {
+                "format": 1,
+                "pid": process.pid,
+                "started_ticks": process.started_ticks,
+                "ram": str(ram),
+            }
+            await asyncio.to_thread(write_json, folder / "vmm.json", record)
+            machine = await QemuMachine.attach(process, folder, ram, timeout_s=_GREETING_S)
+            if saved:
+                await machine.load(saved.device_state)
+        except BaseException as exc:
+            await finish(process.kill(within_s=15.0), within_s=20.0)
+            if isinstance(exc, VmmFailed):
+                words = await asyncio.to_thread(self.last_words, folder)
+                raise VmmFailed(
+                    f"QEMU did not start: {words or exc.message}",
+                    hint=exc.hint or f"its whole log is {folder / 'vmm.log'}",
+                    log=words,
+                ) from exc
+            raise
+        return machine
+
+    async def adopt(self, folder: Path) -> QemuMachine | None:
+        """Return the machine that runs in `folder`, or None if none does.
+
+        Raises:
+            VmmFailed: its process lives and its control socket does not answer.
+        """
+        found = await asyncio.to_thread(_recorded, folder)
+        if found is None or not found[0].alive():
+            return None
+        identity, ram = found
+        return await QemuMachine.attach(identity, folder, ram, timeout_s=10.0)
+
+    async def sweep(self, folder: Path) -> None:
+        """End every QEMU that belongs to `folder`, recorded in it or found by its name."""
+        found = await asyncio.to_thread(_belonging, folder)
+        for identity in found:
+            await identity.kill(within_s=15.0)
+
+    def console(self, folder: Path) -> Path:
+        """Return the file with the machine's console output."""
+        return folder / "vm" / "console.log"
+
+    def last_words(self, folder: Path) -> str:
+        """Return the last lines of QEMU's own log. Blocks."""
+        return _tail(folder / "vmm.log", lines=12, limit_bytes=8192)
+
+    async def _found(self) -> host.QemuHost:
+        if self._host is None:
+            self._host = await host.find_qemu()
+        return self._host
+
+
+def _tail(path: Path, lines: int, limit_bytes: int) -> str:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    with os.fdopen(fd, "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - limit_bytes))
+        text = file.read(limit_bytes).decode("utf-8", "replace")
+    useful = [line for line in text.splitlines() if _HARMLESS not in line]
+    return "\n".join(useful[-lines:]).strip()
+
+
+def _prepare(folder: Path, spec: MachineSpec) -> confine.User | None:
+    """Make `folder/vm` and hand it, with the active layer, to the user that QEMU will run as."""
+    inner = folder / "vm"
+    inner.mkdir(mode=0o700, exist_ok=True)
+    existing = inner.stat()
+    user = confine.choose_user(folder.parent)
+    if user is not None:
+        if existing.st_uid != 0:  # a second start keeps the user of the first
+            user = confine.User(existing.st_uid, existing.st_gid, user.groups)
+        os.chown(inner, user.uid, user.gid)
+    give_to_vmm(folder, spec.disk.active)
+    return user
+
+
+@contextlib.contextmanager
+def _listening(path: Path) -> Iterator[socket.socket]:
+    """Listen at `path` and yield the socket for QEMU to inherit, so that we can connect at once."""
+    path.unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as listener:
+        with socket_name(path) as name:
+            listener.bind(name)
+        path.chmod(0o600)
+        listener.listen(4)
+        yield listener
+
+
+def _recorded(folder: Path) -> tuple[ProcessId, Path] | None:
+    """Return the process that was started in `folder` and the file that its memory maps."""
+    try:
+        record = read_json(folder / "vmm.json", limit_bytes=65536)
+        assert isinstance(record, dict)
+        return ProcessId(int(record["pid"]), int(record["started_ticks"])), Path(record["ram"])
+    except NotFound:
+        return None
+    except (AssertionError, KeyError, TypeError, ValueError) as exc:
+        raise DataDamaged(f"{folder / 'vmm.json'} is not a process record: {exc}") from exc
+
+
+def _belonging(folder: Path) -> list[ProcessId]:
+    """Return the processes of `folder`: the recorded one, and any QEMU that runs inside it.
+
+    The second kind exists when we died between starting QEMU and recording it.
+    """
+    found: set[ProcessId] = set()
+    with contextlib.suppress(TorporError):
+        recorded = _recorded(folder)
+        if recorded is not None and recorded[0].alive():
+            found.add(recorded[0])
+    inside = str(folder / "vm")
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if str((entry / "cwd").readlink()) != inside:
+                continue
+            if b"qemu-system" not in (entry / "cmdline").read_bytes().split(b"\0")[0]:
+                continue
+        except OSError:  # gone, a kernel thread, or not ours to look at
+            continue
+        identity = ProcessId.of(int(entry.name))
+        if identity is not None:
+            found.add(identity)
+    return sorted(found, key=lambda p: p.pid)

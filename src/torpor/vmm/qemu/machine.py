@@ -1,0 +1,227 @@
+"""One QEMU process, driven over QMP."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from qemu.qmp import QMPClient, QMPError, Runstate
+
+from torpor.base.aio import finish
+from torpor.base.fsio import socket_name
+from torpor.base.proc import ProcessId
+from torpor.errors import InsufficientResources, VmmFailed
+from torpor.layers.ram import RamLayer, RamLayerWriter
+from torpor.vmm.base import VmmStatus
+from torpor.vmm.qemu import command
+from torpor.vmm.qemu.memory import capture
+
+
+class QemuMachine:
+    """A running QEMU. Closing this object ends nothing; the machine goes on without us."""
+
+    def __init__(self, process: ProcessId, folder: Path, ram: Path, qmp: QMPClient) -> None:
+        self._process = process
+        self._folder = folder
+        self._ram = ram
+        self._qmp = qmp
+        self._turn = asyncio.Lock()
+
+    @classmethod
+    async def attach(
+        cls, process: ProcessId, folder: Path, ram: Path, *, timeout_s: float
+    ) -> QemuMachine:
+        """Connect to the control socket in `folder` of a QEMU whose memory maps the file `ram`.
+
+        Raises:
+            VmmFailed: it does not answer within `timeout_s` seconds, or the process has ended.
+        """
+        return cls(process, folder, ram, await _connect(folder, timeout_s))
+
+    @property
+    def process(self) -> ProcessId:
+        """QEMU's process."""
+        return self._process
+
+    @property
+    def agent_socket(self) -> Path:
+        """The host end of the guest channel."""
+        return agent_socket(self._folder)
+
+    async def status(self) -> VmmStatus:
+        """Return `running`, `paused` or `ended`. Raises `VmmFailed` when QEMU lives but does not answer."""
+        if not self._process.alive():
+            return "ended"
+        try:
+            answer = await self._execute("query-status", timeout_s=5.0)
+        except VmmFailed:
+            if not self._process.alive():
+                return "ended"
+            raise
+        return "running" if isinstance(answer, dict) and answer.get("running") else "paused"
+
+    async def pause(self, *, timeout_s: float = 5.0) -> None:
+        """Stop the vCPUs. Idempotent. On `VmmFailed` the machine runs on or has ended."""
+        await self._execute("stop", timeout_s=timeout_s)
+
+    async def resume(self, *, timeout_s: float = 5.0) -> None:
+        """Let the vCPUs run. Idempotent."""
+        await self._execute("cont", timeout_s=timeout_s)
+
+    async def save_devices(self) -> Path:
+        """Write the devices' state of a paused machine to a file in its folder and return it."""
+        path = self._folder / "vm" / "devices"
+        await asyncio.to_thread(path.unlink, missing_ok=True)
+        await self._execute(
+            "xen-save-devices-state", timeout_s=30.0, filename=str(path), live=False
+        )
+        return path
+
+    async def save_ram(self, path: Path, previous: Sequence[Path] = ()) -> RamLayer:
+        """Write the pages that changed since the machine's start, or since `previous`, to `path`."""
+        try:
+            return await asyncio.to_thread(self._save_ram, path, previous)
+        except OSError as exc:
+            if exc.errno == errno.ENOSPC:
+                raise InsufficientResources(
+                    f"no disk space for {path}", hint="free disk space"
+                ) from exc
+            raise
+
+    def _save_ram(self, path: Path, previous: Sequence[Path]) -> RamLayer:
+        with RamLayerWriter(path, self._ram.stat().st_size, previous) as writer:
+            capture(self._process.pid, self._ram, writer)
+            return writer.finish(sync=False)
+
+    async def switch_disk(self, overlay: Path) -> None:
+        """Send all further writes to `overlay`."""
+        await asyncio.to_thread(give_to_vmm, self._folder, overlay)
+        node = f"active-{secrets.token_hex(6)}"
+        top = (await self._root_disk())["node-name"]
+        await self._execute("blockdev-add", timeout_s=10.0, **command.overlay_node(node, overlay))
+        try:
+            await self._execute("blockdev-snapshot", timeout_s=30.0, node=top, overlay=node)
+        except VmmFailed:
+            with contextlib.suppress(VmmFailed):
+                await self._execute("blockdev-del", timeout_s=10.0, **{"node-name": node})
+            raise
+
+    async def active_disk(self) -> Path:
+        """Return the overlay that takes the machine's writes."""
+        return Path(str((await self._root_disk())["file"]))
+
+    async def _root_disk(self) -> dict[str, Any]:
+        devices = await self._execute("query-block", timeout_s=10.0)
+        for device in devices if isinstance(devices, list) else []:
+            if command.DISK_ID in str(device.get("qdev", "")).split("/"):
+                inserted: dict[str, Any] = device["inserted"]
+                return inserted
+        raise VmmFailed(
+            f"QEMU (process {self._process.pid}) has no root disk", pid=self._process.pid
+        )
+
+    async def kill(self) -> None:
+        """End QEMU at once; returns when it is gone."""
+        await self._process.kill(within_s=15.0)
+        await self.aclose()
+
+    async def wait(self) -> None:
+        """Return when QEMU has ended."""
+        await self._process.wait()
+
+    async def load(self, device_state: Path, *, timeout_s: float = 60.0) -> None:
+        """Give a machine that was started with `-incoming defer` the saved state; it is paused afterwards.
+
+        Raises:
+            VmmFailed: the state does not fit this QEMU or CPU; QEMU has ended.
+        """
+        await self._execute(
+            "migrate-set-capabilities",
+            timeout_s=10.0,
+            capabilities=[{"capability": "events", "state": True}],
+        )
+        try:
+            async with asyncio.timeout(timeout_s):
+                with self._qmp.listener(("MIGRATION",)) as events:
+                    await self._execute(
+                        "migrate-incoming", timeout_s=10.0, uri=f"file:{device_state}"
+                    )
+                    async for event in events:
+                        match event.get("data"):
+                            case {"status": "completed"}:
+                                return
+                            case {"status": "failed"}:
+                                break
+        except TimeoutError as exc:
+            raise VmmFailed(f"QEMU did not load {device_state} within {timeout_s:g} s") from exc
+        raise VmmFailed(
+            f"QEMU cannot load {device_state}",
+            hint="it was saved by another version of QEMU or on another CPU",
+        )
+
+    async def aclose(self) -> None:
+        """Let go of the control socket."""
+        if self._qmp.runstate is not Runstate.IDLE:
+            with contextlib.suppress(QMPError, OSError, EOFError, TimeoutError):
+                await finish(self._qmp.disconnect(), within_s=5.0)
+
+    async def _execute(self, name: str, *, timeout_s: float, **arguments: Any) -> object:
+        """Run one QMP command; a control connection that was cut is made anew once."""
+        async with self._turn:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    if self._qmp.runstate is not Runstate.RUNNING:
+                        await self.aclose()
+                        self._qmp = await _connect(self._folder, timeout_s)
+                    return await self._qmp.execute(name, arguments or None)
+            except TimeoutError as exc:
+                raise VmmFailed(
+                    f"QEMU (process {self._process.pid}) did not answer {name!r} within {timeout_s:g} s",
+                    hint="look at its log in the sandbox's folder, or delete the sandbox",
+                    pid=self._process.pid,
+                ) from exc
+            except (QMPError, OSError, EOFError) as exc:
+                raise VmmFailed(
+                    f"QEMU (process {self._process.pid}) refused {name!r}: {exc}",
+                    pid=self._process.pid,
+                ) from exc
+
+
+def agent_socket(folder: Path) -> Path:
+    """Return the path of the guest channel's socket in a machine's folder."""
+    return folder / "vm" / "agent.sock"
+
+
+def give_to_vmm(folder: Path, path: Path) -> None:
+    """Let the user that runs the machine in `folder` own `path`. Blocks."""
+    if os.geteuid() == 0:
+        owner = (folder / "vm").stat()
+        os.chown(path, owner.st_uid, owner.st_gid)
+    path.chmod(0o600)
+
+
+def qmp_socket(folder: Path) -> Path:
+    """Return the path of the control socket in a machine's folder."""
+    return folder / "vm" / "qmp.sock"
+
+
+async def _connect(folder: Path, timeout_s: float) -> QMPClient:
+    client = QMPClient(folder.name)
+    # The VMM is not trusted either: what it may send in one message is bounded by the reader's limit.
+    try:
+        async with asyncio.timeout(timeout_s):
+            with socket_name(qmp_socket(folder)) as name:
+                await client.connect(name)
+    except TimeoutError as exc:
+        raise VmmFailed(
+            f"QEMU in {folder} did not greet within {timeout_s:g} s", folder=folder
+        ) from exc
+    except (QMPError, OSError, EOFError) as exc:
+        raise VmmFailed(f"QEMU in {folder} cannot be reached: {exc}", folder=folder) from exc
+    return client

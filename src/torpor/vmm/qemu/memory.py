@@ -1,0 +1,105 @@
+"""Reading the memory that a stopped QEMU changed since it was started.
+
+The machine's RAM is a private mapping of a file. A page that was written became an anonymous page of the process:
+in /proc/PID/pagemap it is present (bit 63) or swapped (bit 62) and no file page (bit 61); see the kernel's
+Documentation/admin-guide/mm/pagemap.rst. Those pages, and no others, differ from the file.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from torpor.errors import VmmFailed
+from torpor.layers.ram import PAGE, RamLayerWriter
+
+_CHUNK = 4 << 20
+_ENTRY = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Area:
+    """A piece of the process's address space that maps a piece of the RAM file."""
+
+    start: int
+    end: int
+    offset: int
+
+
+def capture(pid: int, ram: Path, writer: RamLayerWriter) -> int:
+    """Add all changed pages of process `pid`, which maps `ram`, to `writer`; return their number. Blocks.
+
+    Call it only while the vCPUs are stopped.
+
+    Raises:
+        VmmFailed: the process is gone, does not map the file, or its memory may not be read.
+    """
+    buffer = bytearray(_CHUNK)
+    view = memoryview(buffer)
+    changed = 0
+    try:
+        with open(f"/proc/{pid}/pagemap", "rb", buffering=0) as pagemap:  # noqa: PTH123 - unbuffered
+            memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                for area in _areas(pid, ram):
+                    for first, count in _changed_runs(pagemap.fileno(), area):
+                        changed += count
+                        _copy(memory, area, first, count, view, writer)
+            finally:
+                os.close(memory)
+    except OSError as exc:
+        raise VmmFailed(
+            f"the memory of QEMU (process {pid}) cannot be read: {exc}",
+            hint="the daemon must be root or the user that QEMU runs as",
+            pid=pid,
+        ) from exc
+    return changed
+
+
+def _copy(
+    memory: int, area: _Area, first: int, count: int, view: memoryview, writer: RamLayerWriter
+) -> None:
+    address, left = area.start + first * PAGE, count * PAGE
+    page = area.offset // PAGE + first
+    while left:
+        want = min(left, _CHUNK)
+        got = os.preadv(memory, [view[:want]], address)
+        if got <= 0 or got % PAGE:
+            raise OSError(f"read {got} of {want} bytes at {address:#x}")
+        writer.add(page, view[:got])
+        address, left, page = address + got, left - got, page + got // PAGE
+
+
+def _areas(pid: int, ram: Path) -> list[_Area]:
+    """Return where the RAM file is mapped, in the file's order; told by device and inode, not by name."""
+    wanted = ram.stat()
+    device = f"{os.major(wanted.st_dev):02x}:{os.minor(wanted.st_dev):02x}"
+    areas = []
+    for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+        span, mode, offset, dev, inode = line.split(maxsplit=5)[:5]
+        if dev == device and int(inode) == wanted.st_ino and mode[3] == "p":
+            start, _, end = span.partition("-")
+            areas.append(_Area(int(start, 16), int(end, 16), int(offset, 16)))
+    areas.sort(key=lambda area: area.offset)
+    mapped = sum(area.end - area.start for area in areas)
+    if mapped != wanted.st_size:
+        raise VmmFailed(
+            f"QEMU (process {pid}) maps {mapped} of {wanted.st_size} bytes of {ram}", pid=pid
+        )
+    return areas
+
+
+def _changed_runs(pagemap: int, area: _Area) -> list[tuple[int, int]]:
+    """Return (first page, pages) of the runs of changed pages in an area, counted from its start."""
+    pages = (area.end - area.start) // PAGE
+    data = os.pread(pagemap, pages * _ENTRY, area.start // PAGE * _ENTRY)
+    if len(data) != pages * _ENTRY:
+        raise OSError(f"the page map ended after {len(data)} bytes")
+    entries = np.frombuffer(data, dtype=np.uint64)
+    there = (entries >> np.uint64(62)) != 0
+    anonymous = (entries >> np.uint64(61)) & np.uint64(1) == 0
+    edges = np.flatnonzero(np.diff(np.concatenate(([0], (there & anonymous).astype(np.int8), [0]))))
+    return [(int(first), int(end - first)) for first, end in edges.reshape(-1, 2)]

@@ -1,0 +1,330 @@
+"""One command: its process, its output on its way into the spools, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import signal
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any
+
+from torpor_guest import errors, proctree
+from torpor_guest.errors import AgentError
+from torpor_guest.launcher import Launcher, Spare
+from torpor_guest.spool import Spool
+
+GRACE_S = 0.2
+"""How long after the end of a command its output may stay open (held by a process in the background) before
+the end is reported. What comes later still goes into the spool."""
+_CHUNK = 64 << 10
+_F_GETPIPE_SZ = 1032
+_INLINE_BYTES = 1 << 20
+"""Beyond this a spool is written in a thread, since the kernel makes heavy writers wait."""
+_STDIN_STALL_S = 60.0
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the host asked for, resolved."""
+
+    exec_id: str
+    command: Any
+    user: str
+    cwd: str
+    background: bool
+    timeout_s: float | None
+    started_at: float
+
+
+class Command:
+    """A command that was started. Its end is what waitpid said, or `lost`; nothing else ends it."""
+
+    def __init__(self, request: Request, spools: tuple[Spool, Spool]) -> None:
+        self.request = request
+        self.spools = spools
+        self.state = "running"
+        self.pid: int | None = None
+        self.exit_code: int | None = None
+        self.signal: int | None = None
+        self.timed_out = False
+        self.oom_killed = False
+        self.duration_ms: int | None = None
+        self.followers: set[Callable[[int, int, bytes], None]] = set()
+        """Called with stream, offset and data for new output, and with (-1, 0, b"") at the end."""
+        self.on_end: Callable[[Command], None] = lambda command: None
+        self.stdin_lock = asyncio.Lock()
+        self._stdin_fd = -1
+        self._status: int | None = None
+        self._ended_s = 0.0
+        self._pumps: list[_Pump] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._launcher: Launcher | None = None
+        self._cgroup = ""
+        self._began_s = time.monotonic()
+
+    def info(self) -> dict[str, Any]:
+        """Return what is so about it, as the host reads it."""
+        request, (out, err) = self.request, self.spools
+        return {
+            "exec_id": request.exec_id,
+            "command": request.command,
+            "state": self.state,
+            "pid": self.pid,
+            "user": request.user,
+            "cwd": request.cwd,
+            "background": request.background,
+            "started_at": request.started_at,
+            "exit_code": self.exit_code,
+            "signal": self.signal,
+            "timed_out": self.timed_out,
+            "oom_killed": self.oom_killed,
+            "duration_ms": self.duration_ms,
+            "stdout_bytes": out.total,
+            "stderr_bytes": err.total,
+            "stdout_kept": out.kept,
+            "stderr_kept": err.kept,
+            "stdout_path": out.path,
+            "stderr_path": err.path,
+        }
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its end has not been reported yet."""
+        return self.state == "running"
+
+    @property
+    def cgroup(self) -> str:
+        """Its cgroup's folder; empty if it has none."""
+        return self._cgroup
+
+    # Life
+
+    def exited(self, status: int) -> None:
+        """Take in the wait status of its process."""
+        self._status = status
+        self._ended_s = time.monotonic()
+        if self.pid is not None:
+            self._wind_up()
+
+    def run(
+        self, launcher: Launcher, spare: Spare, fds: tuple[int, int, int], executor: Executor
+    ) -> None:
+        """Go on with a process that was launched: `fds` are our ends of stdin (or -1), stdout and stderr."""
+        self.pid, self._cgroup, self._launcher = spare.pid, spare.cgroup, launcher
+        self._stdin_fd = fds[0]
+        self._pumps = [_Pump(self, which, fd, executor) for which, fd in enumerate(fds[1:])]
+        if self.request.timeout_s is not None:
+            self._timer = asyncio.get_running_loop().call_later(
+                self.request.timeout_s, self._time_out
+            )
+        if self._status is not None:
+            self._wind_up()
+
+    def output(self, which: int, data: bytes) -> None:
+        """Keep new output and tell who follows."""
+        offset = self.spools[which].kept
+        kept = self.spools[which].append(data)
+        self.tell(which, offset, data if kept == len(data) else data[:kept])
+
+    def tell(self, which: int, offset: int, data: bytes) -> None:
+        """Tell who follows."""
+        for follower in list(self.followers):
+            follower(which, offset, data)
+
+    def _time_out(self) -> None:
+        if self._status is None:
+            self.timed_out = True
+            self.kill()
+
+    def _wind_up(self) -> None:
+        """Report the end if all output that the command itself wrote is here, else look again later."""
+        if not self.is_running:
+            return
+        if self._timer:
+            self._timer.cancel()
+        is_late = time.monotonic() - self._ended_s >= GRACE_S
+        for pump in self._pumps:
+            pump.drain()
+        if all(pump.is_done(is_late) for pump in self._pumps):
+            self._finish()
+        else:
+            wait_s = 0.02 if is_late else max(0.001, self._ended_s + GRACE_S - time.monotonic())
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self._wind_up)
+
+    def pump_closed(self) -> None:
+        """Note that an output came to its end."""
+        if self._status is not None and all(pump.is_closed for pump in self._pumps):
+            self._wind_up()
+            self.rest()
+
+    def rest(self) -> None:
+        """Close the spool files if nobody writes or follows them; they can still be read."""
+        if not self.is_running and not self.followers and all(p.is_closed for p in self._pumps):
+            for spool in self.spools:
+                spool.close()
+
+    def _finish(self) -> None:
+        status = self._status
+        if not self.is_running or status is None or self._launcher is None:
+            return
+        if os.WIFSIGNALED(status):
+            self.signal = os.WTERMSIG(status)
+            self.exit_code = 128 + self.signal
+        else:
+            self.exit_code = os.WEXITSTATUS(status)
+        self.oom_killed = bool(self._cgroup) and (
+            self._launcher.cgroups.oom_kills(self._cgroup) > 0
+        )
+        self.duration_ms = round((self._ended_s - self._began_s) * 1000)
+        self.state = "exited"
+        self.close_stdin()
+        self._launcher.release(self._cgroup)
+        self.on_end(self)
+        self.tell(-1, 0, b"")
+
+    # What the host asks
+
+    def kill(self) -> None:
+        """Kill the whole process tree."""
+        if self.pid is None or self._launcher is None:
+            return
+        if self._cgroup:
+            self._launcher.cgroups.kill(self._cgroup)
+        else:
+            proctree.kill_tree(self.pid, self.request.exec_id)
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal to the command's process group; 9 takes the whole tree."""
+        if not 0 < number < signal.NSIG:
+            raise AgentError(errors.INVALID, f"{number} is no signal")
+        if self._status is not None or self.pid is None:
+            return
+        if number == signal.SIGKILL:
+            self.kill()
+            return
+        try:
+            os.killpg(self.pid, number)
+        except ProcessLookupError:
+            pass
+        except PermissionError as exc:
+            raise errors.from_os(exc, f"signal {number} to pid {self.pid}") from exc
+
+    async def feed_stdin(self, data: bytes) -> None:
+        """Write all of `data` to stdin, as fast as the command reads it.
+
+        Raises:
+            AgentError: the command has no stdin (any more), or takes nothing for a minute.
+        """
+        loop = asyncio.get_running_loop()
+        start = 0
+        while start < len(data):
+            self.check_stdin()
+            try:
+                start += os.write(self._stdin_fd, data[start : start + _CHUNK])
+            except BlockingIOError:
+                fd, ready = self._stdin_fd, loop.create_future()
+                loop.add_writer(fd, _settle, ready)
+                timer = loop.call_later(_STDIN_STALL_S, _settle, ready)
+                before = loop.time()
+                try:
+                    await ready
+                finally:
+                    timer.cancel()
+                    if self._stdin_fd == fd:
+                        loop.remove_writer(fd)
+                if loop.time() - before >= _STDIN_STALL_S:
+                    raise AgentError(
+                        errors.TIMEOUT,
+                        f"the command read nothing from stdin for {_STDIN_STALL_S:.0f} s",
+                    ) from None
+            except BrokenPipeError:
+                self.close_stdin()
+
+    def check_stdin(self) -> None:
+        """Raise `AgentError` unless stdin is open."""
+        if self._stdin_fd < 0:
+            raise AgentError(
+                errors.CONFLICT,
+                f"exec {self.request.exec_id} takes no stdin",
+                hint="it was started without stdin, closed it, or has ended",
+            )
+
+    def close_stdin(self) -> None:
+        """Let the command read the end of its stdin."""
+        if self._stdin_fd >= 0:
+            asyncio.get_running_loop().remove_writer(self._stdin_fd)
+            os.close(self._stdin_fd)
+            self._stdin_fd = -1
+
+
+class _Pump:
+    """Moves one output from its pipe into the spool."""
+
+    def __init__(self, command: Command, which: int, fd: int, executor: Executor) -> None:
+        self.is_closed = False
+        self._command = command
+        self._which = which
+        self._fd = fd
+        self._executor = executor
+        self._is_writing = False
+        self._since_exit = 0
+        self._saw_empty = False
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(fd, self._on_readable)
+
+    def drain(self) -> None:
+        """Read what is there; called when the command has ended."""
+        while not (self.is_closed or self._is_writing or self._has_all()):
+            size = self._on_readable()
+            if size < 0:
+                self._saw_empty = True
+            else:
+                self._since_exit += size
+
+    def is_done(self, is_late: bool) -> bool:
+        """Whether all that the ended command wrote has been taken, and the wait for others is over."""
+        if self.is_closed:
+            return True
+        return is_late and not self._is_writing and self._has_all()
+
+    def _has_all(self) -> bool:
+        """Whether nothing that was in the pipe at the command's end is there still."""
+        return self._saw_empty or self._since_exit > fcntl.fcntl(self._fd, _F_GETPIPE_SZ)
+
+    def _on_readable(self) -> int:
+        """Move one piece; return its size, or -1 when there was none."""
+        try:
+            data = os.read(self._fd, _CHUNK)
+        except BlockingIOError:
+            return -1
+        except OSError:
+            data = b""
+        if not data:
+            self._loop.remove_reader(self._fd)
+            os.close(self._fd)
+            self.is_closed = True
+            self._command.pump_closed()
+        elif self._command.spools[self._which].kept < _INLINE_BYTES:
+            self._command.output(self._which, data)
+        else:
+            self._is_writing = True
+            self._loop.remove_reader(self._fd)
+            spool = self._command.spools[self._which]
+            offset = spool.kept
+            future = self._loop.run_in_executor(self._executor, spool.append, data)
+            future.add_done_callback(lambda done: self._written(offset, data, done.result()))
+        return len(data)
+
+    def _written(self, offset: int, data: bytes, kept: int) -> None:
+        self._is_writing = False
+        self._loop.add_reader(self._fd, self._on_readable)
+        self._command.tell(self._which, offset, data[:kept])
+
+
+def _settle(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

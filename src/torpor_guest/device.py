@@ -1,0 +1,226 @@
+"""The agent's end of the byte stream: a virtio-serial port, or a Unix socket in tests.
+
+A virtio-serial port is not like a socket. While nobody has the host end open, a read returns nothing at once
+and poll says HUP all the time; opening it twice is EBUSY; the host's bytes come 4 KiB a read. So the port is
+watched through an edge-triggered epoll of its own: the kernel wakes its waiters when bytes come, when there is
+room again, and when the host end opens or closes, and at no other time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import select
+import socket
+from collections import deque
+from pathlib import Path
+from typing import Protocol
+
+PORT_NAME = "torpor.agent0"
+_PORTS = Path("/sys/class/virtio-ports")
+_READ_BYTES = 64 << 10
+_READS_A_TURN = 64
+_CLOGGED_BYTES = 256 << 10
+_JOIN_BYTES = 32 << 10
+_AWAY_CHECK_S = 1.0
+"""How often a port whose host end is closed is read again, should a wake-up have been missed."""
+
+
+class Owner(Protocol):
+    """Who is told what happens on a device."""
+
+    def received(self, data: bytes) -> None:
+        """Take in bytes from the host."""
+        ...
+
+    def clogged(self, is_clogged: bool) -> None:
+        """Note whether too much waits to be written."""
+        ...
+
+    def host_left(self) -> None:
+        """Note that the host end was closed; it may come back."""
+        ...
+
+
+def find_port(name: str = PORT_NAME) -> Path | None:
+    """Return the device of the virtio-serial port called `name`; None if there is none (yet)."""
+    for entry in sorted(_PORTS.glob("*/name")):
+        with contextlib.suppress(OSError):
+            if entry.read_text().strip() == name:
+                return Path("/dev") / entry.parent.name
+    return None
+
+
+class Device:
+    """Non-blocking I/O on a descriptor, with a queue for what cannot be written yet."""
+
+    def __init__(self, fd: int, owner: Owner, *, is_port: bool) -> None:
+        os.set_blocking(fd, False)
+        self._fd = fd
+        self._owner = owner
+        self._is_port = is_port
+        self._queue: deque[memoryview] = deque()
+        self._queued = 0
+        self._is_clogged = False
+        self._is_away = False
+        self._is_flush_due = False
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self.closed: asyncio.Future[None] = self._loop.create_future()
+        self._epoll = select.epoll()
+        self._epoll.register(fd, select.EPOLLIN | select.EPOLLOUT | select.EPOLLET)
+        self._loop.add_reader(self._epoll.fileno(), self._on_event)
+        self._loop.call_soon(self._read)
+
+    def write(self, data: bytes) -> None:
+        """Write `data`, now or as soon as the host takes it."""
+        if self.closed.done():
+            return
+        self._queue.append(memoryview(data))
+        self._queued += len(data)
+        if self._queued >= _JOIN_BYTES:
+            self._flush()
+        elif not self._is_flush_due:  # so that small frames of one turn go out as one write
+            self._is_flush_due = True
+            self._loop.call_soon(self._flush)
+
+    def drop_queue(self) -> None:
+        """Forget what was not written yet; a half-written frame is dropped by the reader's CRC."""
+        self._queue.clear()
+        self._queued = 0
+        self._clog(False)
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        if not self.closed.done():
+            self.closed.set_result(None)
+            if self._timer:
+                self._timer.cancel()
+            self._loop.remove_reader(self._epoll.fileno())
+            self._epoll.close()
+            os.close(self._fd)
+
+    def _on_event(self) -> None:
+        self._epoll.poll(0)
+        self._flush()
+        self._read()
+
+    def _read(self) -> None:
+        for _ in range(_READS_A_TURN):
+            if self.closed.done():
+                return
+            try:
+                data = os.read(self._fd, _READ_BYTES)
+            except BlockingIOError:
+                self._is_away = False
+                return
+            except OSError as exc:
+                if exc.errno not in (errno.EPIPE, errno.ECONNRESET):
+                    raise
+                data = b""
+            if not data:
+                self._left()
+                return
+            self._is_away = False
+            self._owner.received(data)
+        self._loop.call_soon(self._read)  # others have their turn; edges are not repeated
+
+    def _left(self) -> None:
+        if not self._is_away:
+            self._is_away = True
+            self.drop_queue()
+            self._owner.host_left()
+        if not self._is_port:
+            self.close()
+        elif not self.closed.done():
+            if self._timer:
+                self._timer.cancel()
+            self._timer = self._loop.call_later(_AWAY_CHECK_S, self._on_event)
+
+    def _flush(self) -> None:
+        self._is_flush_due = False
+        while self._queue and not self.closed.done():
+            if len(self._queue) > 1 and self._queued <= _JOIN_BYTES:
+                self._queue = deque([memoryview(b"".join(self._queue))])
+            piece = self._queue[0]
+            try:
+                written = os.write(self._fd, piece)
+            except BlockingIOError:
+                break
+            except OSError as exc:  # the host end went away; the read says so too
+                if exc.errno not in (errno.EPIPE, errno.ECONNRESET):
+                    raise
+                self.drop_queue()
+                return
+            self._queued -= written
+            if written < len(piece):
+                self._queue[0] = piece[written:]
+            else:
+                self._queue.popleft()
+        if self._is_clogged != (self._queued > _CLOGGED_BYTES):
+            self._clog(not self._is_clogged)
+
+    def _clog(self, is_clogged: bool) -> None:
+        if self._is_clogged != is_clogged:
+            self._is_clogged = is_clogged
+            self._owner.clogged(is_clogged)
+
+
+async def serve_port(owner: Owner, attach: Attach) -> None:
+    """Serve the virtio-serial port, from the moment it is there until it is unplugged."""
+    path = find_port()
+    while path is None:
+        await asyncio.sleep(0.1)
+        path = find_port()
+    fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+    await _serve_fd(fd, owner, attach, is_port=True)
+
+
+async def serve_fd(fd: int, owner: Owner, attach: Attach) -> None:
+    """Serve a connected socket until the other end closes it."""
+    os.set_inheritable(fd, False)
+    await _serve_fd(fd, owner, attach, is_port=False)
+
+
+async def serve_socket(path: Path, owner: Owner, attach: Attach) -> None:
+    """Serve the Unix socket at `path`, one connection after the other, as QEMU's chardev does."""
+    loop = asyncio.get_running_loop()
+    with socket.socket(socket.AF_UNIX) as listener:
+        _listen(listener, path)
+        listener.setblocking(False)
+        while True:
+            link, _ = await loop.sock_accept(listener)
+            await _serve_fd(link.detach(), owner, attach, is_port=False)
+
+
+def _listen(listener: socket.socket, path: Path) -> None:
+    """Listen at `path`, which appears when connections are taken and not before."""
+    folder = os.open(path.parent, os.O_PATH | os.O_CLOEXEC)
+    try:
+        short = f"/proc/self/fd/{folder}/.{path.name}.new"  # the kernel's limit is 108 bytes
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(short)
+        listener.bind(short)
+        listener.listen(4)
+        os.rename(short, path)
+    finally:
+        os.close(folder)
+
+
+class Attach(Protocol):
+    """Is told on which device the channel goes on."""
+
+    def __call__(self, device: Device) -> None:
+        """Go on with this device."""
+        ...
+
+
+async def _serve_fd(fd: int, owner: Owner, attach: Attach, *, is_port: bool) -> None:
+    device = Device(fd, owner, is_port=is_port)
+    try:
+        attach(device)
+        await device.closed
+    finally:
+        device.close()

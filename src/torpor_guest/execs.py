@@ -1,0 +1,278 @@
+"""All commands that the agent knows: started once an id, kept after their end, found again after a restart.
+
+Each has a folder with `meta` (JSON lines; the last one counts), `stdout` and `stderr`. The first line is written
+before the command starts, so an id that was used is known whatever happens to the agent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import shutil
+import time
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any
+
+from torpor_guest import errors, proctree
+from torpor_guest.command import Command, Request
+from torpor_guest.errors import AgentError
+from torpor_guest.launcher import Launcher, Program
+from torpor_guest.spool import DEFAULT_LIMIT, Spool
+from torpor_guest.users import Image, User, environment, find_user
+
+MAX_RUNNING = 256
+MAX_KEPT = 256
+KEEP_S = 24 * 3600.0
+_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_MAX_META = 8 << 20
+
+
+class Execs:
+    """The agent's commands, by id."""
+
+    def __init__(self, root: Path, launcher: Launcher, image: Image, executor: Executor) -> None:
+        self._root = root
+        self._launcher = launcher
+        self._image = image
+        self._executor = executor
+        self._commands: dict[str, Command] = {}
+        self._starting: dict[str, asyncio.Task[Command]] = {}
+
+    def restore(self) -> int:
+        """Take over what an agent before us left: kill what still runs, call it lost; return how many were."""
+        self._root.mkdir(parents=True, exist_ok=True)
+        self._launcher.cgroups.kill_leftovers()
+        lost = 0
+        for folder in self._root.iterdir():
+            info = _last_line(folder / "meta")
+            if info is None:
+                shutil.rmtree(folder, ignore_errors=True)
+                continue
+            if info["state"] == "running":
+                proctree.kill_tree(-1, folder.name)
+                info["state"] = "lost"
+                _append(folder / "meta", info)
+                lost += 1
+            self._commands[folder.name] = _revive(folder, info)
+        self._prune()
+        return lost
+
+    def get(self, exec_id: object) -> Command:
+        """Return the command with that id, or raise `AgentError`."""
+        command = self._commands.get(_check_id(exec_id))
+        if command is None:
+            raise AgentError(errors.NOT_FOUND, f"the guest knows no exec {exec_id}")
+        return command
+
+    def list(self) -> list[Command]:
+        """Return all commands, oldest first."""
+        return sorted(self._commands.values(), key=lambda c: c.request.started_at)
+
+    async def start(self, params: dict[str, Any]) -> Command:
+        """Start a command, or return the one that has this id already. A cancelled caller stops neither."""
+        exec_id = _check_id(params.get("exec_id"))
+        command = self._commands.get(exec_id)
+        if command:
+            return command
+        task = self._starting.get(exec_id)
+        if task is None:
+            running = sum(command.is_running for command in self._commands.values())
+            if running + len(self._starting) >= MAX_RUNNING:
+                raise AgentError(
+                    errors.LIMIT, f"{running} execs run already; the limit is {MAX_RUNNING}"
+                )
+            task = asyncio.get_running_loop().create_task(self._start(exec_id, params))
+            self._starting[exec_id] = task
+            task.add_done_callback(lambda done: self._started(exec_id, done))
+        return await asyncio.shield(task)
+
+    def _started(self, exec_id: str, task: asyncio.Task[Command]) -> None:
+        del self._starting[exec_id]
+        if not task.cancelled():
+            task.exception()  # who waits for it gets it; if all have left, nobody needs it
+
+    async def _start(self, exec_id: str, params: dict[str, Any]) -> Command:
+        user = find_user(params.get("user") or self._image.default_user)
+        cwd = _check_cwd(params.get("cwd") or self._image.default_cwd or user.home)
+        program = _program(exec_id, params, user, cwd, self._image)
+        request = Request(
+            exec_id=exec_id,
+            command=params["command"],
+            user=user.name,
+            cwd=cwd,
+            background=bool(params.get("background")),
+            timeout_s=_check_timeout(params.get("timeout_s")),
+            started_at=time.time(),
+        )
+        folder = self._root / exec_id
+        limit = params.get("output_limit_bytes")
+        limit = limit if isinstance(limit, int) and 0 <= limit <= DEFAULT_LIMIT else DEFAULT_LIMIT
+        owner = (user.uid, user.gid) if os.geteuid() == 0 else None
+        spools = (
+            Spool(str(folder / "stdout"), limit=limit, owner=owner),
+            Spool(str(folder / "stderr"), limit=limit, owner=owner),
+        )
+        command = Command(request, spools)
+        try:
+            folder.mkdir(mode=0o711)
+            _append(folder / "meta", command.info())
+        except OSError as exc:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise errors.from_os(exc, f"keep exec {exec_id} in {folder}") from exc
+        try:
+            await self._launch(command, program, wants_stdin=bool(params.get("stdin")))
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        self._commands[exec_id] = command
+        return command
+
+    async def _launch(self, command: Command, program: Program, *, wants_stdin: bool) -> None:
+        with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
+            stdin, feed = (
+                os.pipe() if wants_stdin else (os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC), -1)
+            )
+            theirs.callback(os.close, stdin)
+            if feed >= 0:
+                ours.callback(os.close, feed)
+                os.set_blocking(feed, False)
+            ends = []
+            for _ in command.spools:
+                read, write = os.pipe()
+                ours.callback(os.close, read)
+                theirs.callback(os.close, write)
+                os.set_blocking(read, False)
+                ends.append((read, write))
+            fds = (stdin, ends[0][1], ends[1][1])
+            spare = await self._launcher.launch(program, fds, command.exited)
+            ours.pop_all()
+        command.on_end = self._ended
+        self._commands[command.request.exec_id] = command
+        command.run(self._launcher, spare, (feed, ends[0][0], ends[1][0]), self._executor)
+
+    def _ended(self, command: Command) -> None:
+        folder = self._root / command.request.exec_id
+        with contextlib.suppress(OSError):
+            _append(folder / "meta", command.info())
+        asyncio.get_running_loop().call_later(0.05, self._tidy, command)
+
+    def _tidy(self, command: Command) -> None:
+        for spool in command.spools:
+            with contextlib.suppress(OSError):
+                spool.create()
+        command.rest()
+        self._prune()
+
+    def _prune(self) -> None:
+        ended = [command for command in self.list() if not command.is_running]
+        horizon = time.time() - KEEP_S
+        for index, command in enumerate(ended):
+            is_old = command.request.started_at < horizon or index < len(ended) - MAX_KEPT
+            if is_old and not command.followers:
+                del self._commands[command.request.exec_id]
+                shutil.rmtree(self._root / command.request.exec_id, ignore_errors=True)
+
+    def kill_all(self) -> None:
+        """Kill all that runs (the agent is being stopped)."""
+        for command in self._commands.values():
+            if command.is_running:
+                command.kill()
+
+
+def _program(exec_id: str, params: dict[str, Any], user: User, cwd: str, image: Image) -> Program:
+    command, env = params.get("command"), params.get("env") or {}
+    if isinstance(command, str):
+        argv = ["/bin/sh", "-c", command]
+    elif isinstance(command, list) and command and all(isinstance(a, str) for a in command):
+        argv = command
+    else:
+        raise AgentError(errors.INVALID, "a command is a text or a list of texts, not empty")
+    if not argv[0] or any("\0" in part for part in argv):
+        raise AgentError(errors.INVALID, "a command's parts hold no NUL and its first is not empty")
+    if not isinstance(env, dict) or not all(isinstance(v, str) for v in env.values()):
+        raise AgentError(errors.INVALID, "an environment maps names to texts")
+    full = environment(user, image.env, env, {proctree.MARKER: exec_id})
+    if "/" in argv[0]:
+        programs = [os.fsencode(argv[0])]
+    else:
+        path = full.get(b"PATH", b"").split(b":")
+        programs = [(folder or b".") + b"/" + os.fsencode(argv[0]) for folder in path]
+    return Program(
+        argv=[os.fsencode(part) for part in argv],
+        programs=programs,
+        env=full,
+        cwd=os.fsencode(cwd),
+        user=user.credentials,
+    )
+
+
+def _check_id(exec_id: object) -> str:
+    if not isinstance(exec_id, str) or not _ID.fullmatch(exec_id):
+        raise AgentError(errors.INVALID, f"{str(exec_id)[:100]!r} is no exec id")
+    return exec_id
+
+
+def _check_cwd(cwd: object) -> str:
+    if not isinstance(cwd, str) or not cwd.startswith("/") or "\0" in cwd:
+        raise AgentError(errors.INVALID, f"the working directory {cwd!r} is not an absolute path")
+    if not Path(cwd).is_dir():
+        raise AgentError(errors.INVALID, f"the working directory {cwd!r} is no folder in the guest")
+    return cwd
+
+
+def _check_timeout(seconds: object) -> float | None:
+    if seconds is None:
+        return None
+    if not isinstance(seconds, (int, float)) or not 0 < seconds < 1e9:
+        raise AgentError(errors.INVALID, f"a timeout of {seconds!r} seconds cannot be")
+    return float(seconds)
+
+
+def _append(meta: Path, info: dict[str, Any]) -> None:
+    with meta.open("ab", buffering=0) as file:
+        file.write(json.dumps(info).encode() + b"\n")
+
+
+def _last_line(meta: Path) -> dict[str, Any] | None:
+    """Return the newest whole line of a `meta` file; None if there is none."""
+    try:
+        with meta.open("rb") as file:
+            lines = file.read(_MAX_META).split(b"\n")
+    except OSError:
+        return None
+    for line in reversed(lines):
+        with contextlib.suppress(ValueError):
+            value = json.loads(line)
+            if isinstance(value, dict) and "state" in value:
+                return value
+    return None
+
+
+def _revive(folder: Path, info: dict[str, Any]) -> Command:
+    request = Request(
+        exec_id=folder.name,
+        command=info.get("command"),
+        user=str(info.get("user")),
+        cwd=str(info.get("cwd")),
+        background=bool(info.get("background")),
+        timeout_s=None,
+        started_at=float(info.get("started_at") or 0),
+    )
+    spools = tuple(Spool(str(folder / name), limit=0, owner=None) for name in ("stdout", "stderr"))
+    for spool, name in zip(spools, ("stdout", "stderr")):  # noqa: B905  # strict= is new in 3.10
+        is_lost = info["state"] == "lost"
+        kept = 1 << 62 if is_lost else int(info.get(f"{name}_kept") or 0)
+        spool.restore(int(info.get(f"{name}_bytes") or 0), kept)
+    command = Command(request, (spools[0], spools[1]))
+    command.state = info["state"]
+    command.pid = info.get("pid")
+    command.exit_code = info.get("exit_code")
+    command.signal = info.get("signal")
+    command.timed_out = bool(info.get("timed_out"))
+    command.oom_killed = bool(info.get("oom_killed"))
+    command.duration_ms = info.get("duration_ms")
+    return command

@@ -1,0 +1,106 @@
+"""The agent's start: arguments, its place in the system, and the loop."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import resource
+import signal
+import sys
+from pathlib import Path
+
+from torpor_guest import __version__, device
+from torpor_guest.cgroups import Cgroups
+from torpor_guest.execs import Execs
+from torpor_guest.launcher import Launcher
+from torpor_guest.methods import table
+from torpor_guest.session import Session
+from torpor_guest.system import System
+from torpor_guest.threads import POOL
+from torpor_guest.users import IMAGE_FILE, Image
+
+STATE_DIR = "/var/lib/torpor"
+
+_log = logging.getLogger("torpor")
+
+
+def main() -> None:
+    """Run the agent until it is told to stop; ends the process."""
+    args = _parse()
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="torpor-agent: %(message)s")
+    status = 1
+    try:
+        status = asyncio.run(_run(args))
+    except OSError as exc:
+        _log.error("%s", exc)  # a full device or a busy port needs no traceback
+    logging.shutdown()
+    os._exit(status)  # threads at work on a stuck disk do not hold us up
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="torpor_guest", description="Torpor's agent in the guest")
+    parser.add_argument("--socket", type=Path, help="serve this Unix socket, not the port")
+    parser.add_argument("--fd", type=int, help="serve this connected socket, not the port")
+    parser.add_argument("--state-dir", type=Path, default=Path(STATE_DIR))
+    parser.add_argument("--image", type=Path, default=Path(IMAGE_FILE))
+    parser.add_argument(
+        "--cgroup", default="auto", help="auto, none, or a cgroup v2 folder that is ours"
+    )
+    parser.add_argument("--proc-sys", type=Path, default=Path("/proc/sys"))
+    return parser.parse_args()
+
+
+async def _run(args: argparse.Namespace) -> int:
+    cgroups = Cgroups.open(args.cgroup)
+    launcher = Launcher(cgroups)
+    launcher.start()
+    _raise_file_limit()  # after the spawner has started: commands keep the usual one
+    for folder in (args.state_dir, args.state_dir / "exec"):
+        folder.mkdir(mode=0o711, parents=True, exist_ok=True)
+    execs = Execs(args.state_dir / "exec", launcher, _image(args.image), POOL)
+    lost = execs.restore()
+    session = Session(table(execs, System(launcher, args.proc_sys)))
+    if args.fd is not None:
+        serving = device.serve_fd(args.fd, session, session.attach)
+    elif args.socket:
+        serving = device.serve_socket(args.socket, session, session.attach)
+    else:
+        serving = device.serve_port(session, session.attach)
+    _log.info(
+        "version %s, pid %d, commands %s, %d lost",
+        __version__,
+        os.getpid(),
+        "in cgroups" if cgroups.parent else "in sessions",
+        lost,
+    )
+    task = asyncio.get_running_loop().create_task(serving)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    try:
+        await task
+    except asyncio.CancelledError:
+        return 0
+    finally:
+        execs.kill_all()
+        launcher.close()
+        if args.socket:
+            with contextlib.suppress(OSError):
+                args.socket.unlink()
+    return 0
+
+
+def _image(path: Path) -> Image:
+    try:
+        return Image.load(path)
+    except (OSError, ValueError) as exc:
+        _log.error("the image's defaults are not used: %s", exc)
+        return Image()
+
+
+def _raise_file_limit() -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

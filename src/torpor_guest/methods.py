@@ -1,0 +1,129 @@
+"""The table of everything that the host can ask, and the methods on commands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torpor_guest import archive, content, files, proctree
+from torpor_guest.execs import Execs
+from torpor_guest.follow import follow
+from torpor_guest.paths import number
+from torpor_guest.session import Method
+from torpor_guest.stream import Stream
+from torpor_guest.system import System
+from torpor_guest.users import user_name
+
+
+def table(execs: Execs, system: System) -> Mapping[str, Method]:
+    """Return the methods by name."""
+    commands = CommandMethods(execs)
+    return {
+        "exec.start": commands.start,
+        "exec.run": commands.run,
+        "exec.attach": commands.attach,
+        "exec.stdin": commands.stdin,
+        "exec.signal": commands.signal,
+        "exec.get": commands.get,
+        "exec.list": commands.list,
+        "processes": commands.processes,
+        "stat": files.stat_path,
+        "list_dir": files.list_dir,
+        "walk": files.walk,
+        "mkdir": files.mkdir,
+        "remove": files.remove,
+        "rename": files.rename,
+        "read": content.read,
+        "write": content.write,
+        "pack": archive.pack,
+        "unpack": archive.unpack,
+        "set_clock": system.set_clock,
+        "grow_disk": system.grow_disk,
+        "settle": system.settle,
+        "shutdown": system.shutdown,
+    }
+
+
+class CommandMethods:
+    """Methods on commands and processes."""
+
+    def __init__(self, execs: Execs) -> None:
+        self._execs = execs
+
+    async def start(self, stream: Stream, params: dict[str, Any]) -> dict[str, Any]:
+        """Start a command, once an id."""
+        command = await self._execs.start(params)
+        return {"exec": command.info()}
+
+    async def run(self, stream: Stream, params: dict[str, Any]) -> dict[str, Any]:
+        """Start a command, once an id, and follow it."""
+        command = await self._execs.start(params)
+        return await follow(stream, command, params)
+
+    async def attach(self, stream: Stream, params: dict[str, Any]) -> dict[str, Any]:
+        """Follow a command from byte offsets on."""
+        return await follow(stream, self._execs.get(params.get("exec_id")), params)
+
+    async def stdin(self, stream: Stream, params: dict[str, Any]) -> dict[str, Any]:
+        """Write what comes until END to a command's stdin; with `eof` close it then."""
+        command = self._execs.get(params.get("exec_id"))
+        async with command.stdin_lock:
+            command.check_stdin()
+            while (item := await stream.receive()) is not None:
+                await command.feed_stdin(item[1])
+            if params.get("eof"):
+                command.close_stdin()
+        return {}
+
+    async def signal(self, stream: Stream, params: dict[str, Any]) -> dict[str, Any]:
+        """Send a signal to a command; 9 kills its whole tree."""
+        value = number(params, "signal", None)
+        self._execs.get(params.get("exec_id")).send_signal(value or 0)
+        return {}
+
+    async def get(self, stream: Stream, params: dict[str, Any]) -> dict[str, Any]:
+        """Say what is so about a command."""
+        return {"exec": self._execs.get(params.get("exec_id")).info()}
+
+    async def list(self, stream: Stream, params: dict[str, Any]) -> dict[str, Any]:
+        """Send all commands, oldest first."""
+        await files.send_items(stream, [command.info() for command in self._execs.list()])
+        return {}
+
+    async def processes(self, stream: Stream, params: dict[str, Any]) -> dict[str, Any]:
+        """Send the guest's processes, kernel threads left out."""
+        found = proctree.scan()
+        owners = self._owners(found)
+        items = []
+        for process in found.values():
+            if process.is_kernel:
+                continue
+            items.append(
+                {
+                    "pid": process.pid,
+                    "ppid": process.ppid,
+                    "user": user_name(process.uid),
+                    "state": process.state,
+                    "rss_bytes": process.rss_bytes,
+                    "command": proctree.command_of(process),
+                    "exec_id": owners.get(process.pid),
+                }
+            )
+        await files.send_items(stream, items)
+        return {}
+
+    def _owners(self, found: dict[int, proctree.Process]) -> dict[int, str]:
+        """Return the exec id of each process that belongs to a command."""
+        commands = self._execs.list()
+        groups = {c.cgroup.rpartition("/exec/")[2]: c.request.exec_id for c in commands if c.cgroup}
+        sessions = {c.pid: c.request.exec_id for c in commands if c.is_running}
+        owners: dict[int, str] = {}
+        for process in found.values():
+            if process.is_kernel:
+                continue
+            group = proctree.cgroup_of(process.pid).rpartition("/exec/")[2].partition("/")[0]
+            owner = groups.get(group) if group else None
+            owner = owner or sessions.get(process.session) or proctree.marker_of(process.pid)
+            if owner:
+                owners[process.pid] = owner
+        return owners

@@ -1,0 +1,249 @@
+"""A driver without machines: each "VMM" is a real process that does nothing, so that identity, adoption,
+sweeping and death are the operating system's own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torpor.base import proc
+from torpor.base.proc import ProcessId
+from torpor.errors import VmmFailed
+from torpor.layers.ram import PAGE, RamLayer, RamLayerWriter
+from torpor.model import ExecInfo, Renewal
+from torpor.vmm.base import HostSupport, MachineSpec, SavedMachine, VmmStatus
+
+
+class FakeVmm:
+    """A `sleep` that can be stopped and continued."""
+
+    def __init__(self, process: ProcessId, folder: Path, driver: FakeDriver) -> None:
+        self.process = process
+        self.agent_socket = folder / "vm" / "agent.sock"
+        self._driver = driver
+        self._folder = folder
+        self.closed = False
+
+    async def status(self) -> VmmStatus:
+        if not self.process.alive():
+            return "ended"
+        state = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return "paused" if state == "T" else "running"
+
+    async def pause(self, *, timeout_s: float = 5.0) -> None:
+        await self._signal("pause", signal.SIGSTOP, "paused")
+
+    async def resume(self, *, timeout_s: float = 5.0) -> None:
+        await self._signal("resume", signal.SIGCONT, "running")
+
+    async def _signal(self, name: str, number: signal.Signals, want: VmmStatus) -> None:
+        await self._driver.step(name)
+        if not self.process.alive():
+            raise VmmFailed("the machine is gone")
+        os.kill(self.process.pid, number)
+        async with asyncio.timeout(5):
+            while await self.status() != want:
+                await asyncio.sleep(0.001)
+
+    async def save_devices(self) -> Path:
+        await self._driver.step("devices")
+        path = self._folder / "vm" / "devices"
+        path.write_bytes(f"devices of {self._folder.name}".encode())
+        return path
+
+    async def save_ram(self, path: Path, previous: Sequence[Path] = ()) -> RamLayer:
+        await self._driver.step("ram")
+        with RamLayerWriter(path, 4 * PAGE, previous) as writer:
+            writer.add(1, memoryview(bytes([len(previous) + 1]) * PAGE))
+            return writer.finish(sync=False)
+
+    async def switch_disk(self, overlay: Path) -> None:
+        await self._driver.step("switch")
+        self._driver.note(self._folder, active=str(overlay))
+        await self._driver.step("switched")
+
+    async def active_disk(self) -> Path:
+        return Path(self._driver.noted(self._folder)["active"])
+
+    async def kill(self) -> None:
+        await self.process.kill()
+
+    async def wait(self) -> None:
+        await self.process.wait()
+
+    async def aclose(self) -> None:
+        self.closed = True
+
+
+class FakeDriver:
+    """Starts processes that do nothing. `fail` names steps that raise; `block` names steps that wait."""
+
+    name = "fake"
+
+    def __init__(self) -> None:
+        self.fail: dict[str, Exception] = {}
+        self.fail_once: dict[str, Exception] = {}
+        self.block: dict[str, asyncio.Event] = {}
+        self.reached: dict[str, asyncio.Event] = {}
+        self.starts = 0
+        self.restored: list[tuple[MachineSpec, SavedMachine]] = []
+
+    async def step(self, name: str) -> None:
+        self.reached.setdefault(name, asyncio.Event()).set()
+        if name in self.block:
+            await self.block[name].wait()
+        if name in self.fail_once:
+            raise self.fail_once.pop(name)
+        if name in self.fail:
+            raise self.fail[name]
+
+    async def until(self, name: str) -> None:
+        """Return when a step was reached."""
+        async with asyncio.timeout(10):
+            await self.reached.setdefault(name, asyncio.Event()).wait()
+
+    async def probe(self) -> HostSupport:
+        return HostSupport("fake", True, "1", "tcg", "fake-cpu", "it is a fake")
+
+    async def create_overlay(self, path: Path, size_bytes: int) -> None:
+        await self.step("overlay")
+        path.write_bytes(b"overlay")
+
+    async def start(self, folder: Path, spec: MachineSpec) -> FakeVmm:
+        await self.step("start")
+        return self._started(folder, spec)
+
+    async def restore(self, folder: Path, spec: MachineSpec, saved: SavedMachine) -> FakeVmm:
+        await self.step("restore")
+        assert saved.ram_image.stat().st_size == 4 * PAGE
+        assert saved.device_state.read_bytes().startswith(b"devices of")
+        vmm = self._started(folder, spec)
+        os.kill(vmm.process.pid, signal.SIGSTOP)
+        self.restored.append((spec, saved))
+        return vmm
+
+    def _started(self, folder: Path, spec: MachineSpec) -> FakeVmm:
+        for layer in (*spec.disk.layers[1:], spec.disk.active):
+            assert layer.exists(), f"{layer} is missing"
+        (folder / "vm").mkdir(exist_ok=True)
+        (folder / "vm" / "ram").write_bytes(b"ram")
+        (folder / "vm" / "console.log").write_text("Linux version 6.12\nlogin:\n")
+        with (folder / "vmm.log").open("wb") as log:
+            process = proc.start_detached(["sleep", "3600"], log=log, cwd=folder / "vm")
+        self.starts += 1
+        self.note(
+            folder,
+            pid=process.pid,
+            started_ticks=process.started_ticks,
+            active=str(spec.disk.active),
+        )
+        return FakeVmm(process, folder, self)
+
+    @staticmethod
+    def noted(folder: Path) -> dict[str, Any]:
+        try:
+            found: dict[str, Any] = json.loads((folder / "vmm.json").read_text())
+        except FileNotFoundError:
+            return {}
+        return found
+
+    def note(self, folder: Path, **changes: Any) -> None:
+        (folder / "vmm.json").write_text(json.dumps(self.noted(folder) | changes))
+
+    async def adopt(self, folder: Path) -> FakeVmm | None:
+        await self.step("adopt")
+        found = self._found(folder)
+        return FakeVmm(found, folder, self) if found else None
+
+    async def sweep(self, folder: Path) -> None:
+        await self.step("sweep")
+        found = self._found(folder)
+        if found:
+            await found.kill()
+
+    def console(self, folder: Path) -> Path:
+        return folder / "vm" / "console.log"
+
+    def last_words(self, folder: Path) -> str:
+        return (folder / "vmm.log").read_text() if (folder / "vmm.log").exists() else ""
+
+    def _found(self, folder: Path) -> ProcessId | None:
+        record = self.noted(folder)
+        if not record:
+            return None
+        process = ProcessId(record["pid"], record["started_ticks"])
+        return process if process.alive() else None
+
+
+class FakeAgent:
+    """The little of a guest that the engine itself asks for."""
+
+    def __init__(self) -> None:
+        self.closed = False
+        self.calls: list[str] = []
+        self.files: dict[str, bytes] = {}
+        self.renewals: list[Renewal] = []
+        self.execs: list[ExecInfo] = []
+        self.frozen = False
+        self.holds = True
+
+    async def set_clock(self, now: object) -> None:
+        self.calls.append("set_clock")
+
+    async def renew(self, renewal: Renewal) -> None:
+        self.calls.append(f"renew {renewal.reason}")
+        self.renewals.append(renewal)
+
+    async def sync(self) -> None:
+        self.calls.append("sync")
+
+    async def freeze(self, *, dead_man_seconds: float) -> None:
+        self.calls.append("freeze")
+        self.frozen = True
+
+    async def thaw(self) -> bool:
+        self.calls.append("thaw")
+        held, self.frozen = self.frozen and self.holds, False
+        return held
+
+    async def settle(self, *, timeout_s: float) -> None:
+        self.calls.append("settle")
+
+    async def exec_list(self) -> list[ExecInfo]:
+        return self.execs
+
+    async def grow_disk(self) -> int:
+        self.calls.append("grow_disk")
+        return 0
+
+    async def write(self, path: str, chunks: object, **_: object) -> None:
+        self.files[path] = b"".join([c async for c in chunks])  # type: ignore[attr-defined]
+
+    async def aclose(self) -> None:
+        self.closed = True
+
+
+class FakeConnect:
+    """Hands out `FakeAgent`s; remembers the epochs it was given."""
+
+    def __init__(self) -> None:
+        self.epochs: list[int] = []
+        self.agents: list[FakeAgent] = []
+        self.fail: Exception | None = None
+        self.block: asyncio.Event | None = None
+        self.reached = asyncio.Event()
+
+    async def __call__(self, socket_path: Path, *, epoch: int, timeout_s: float) -> FakeAgent:
+        self.epochs.append(epoch)
+        self.reached.set()
+        if self.block is not None:
+            await self.block.wait()
+        if self.fail is not None:
+            raise self.fail
+        self.agents.append(FakeAgent())
+        return self.agents[-1]

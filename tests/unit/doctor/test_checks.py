@@ -1,0 +1,140 @@
+"""`torpor doctor`: what each check says about a host that has, lacks or hides something."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from torpor.base.home import Home
+from torpor.doctor import checks, collect, collect_now
+from torpor.errors import HostNotReady
+from torpor.vmm.base import HostSupport
+
+
+class StubDriver:
+    """A driver that only answers `probe`."""
+
+    name = "qemu"
+
+    def __init__(self, support: HostSupport) -> None:
+        self._support = support
+
+    async def probe(self) -> HostSupport:
+        return self._support
+
+
+def found_by(report: dict[str, object], name: str) -> dict[str, object]:
+    listed = report["checks"]
+    assert isinstance(listed, list)
+    return next(dict(check) for check in listed if check["name"] == name)
+
+
+def test_report_is_json_and_complete(tmp_path: Path) -> None:
+    report = collect_now(Home(tmp_path / "home"))
+    assert json.loads(json.dumps(report)) == report
+    listed = report["checks"]
+    assert isinstance(listed, list)
+    names = [check["name"] for check in listed]
+    assert len(names) == len(set(names))
+    assert {"qemu", "mmdebstrap", "mke2fs", "busybox", "disk", "memory", "reflink", "home"} <= set(
+        names
+    )
+    for check in listed:
+        assert set(check) == {"name", "status", "found", "why", "fix"}
+        assert check["status"] in ("ok", "warn", "missing")
+        assert check["status"] != "missing" or check["fix"]
+    assert report["ok"] == all(check["status"] != "missing" for check in listed)
+    assert not (tmp_path / "home").exists()  # looking changes nothing
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_accelerator_says_why(tmp_path: Path, anyio_backend: str) -> None:
+    support = HostSupport("qemu", True, "10.0.2", "tcg", "max", "/dev/kvm lies")
+    driver = StubDriver(support)
+    report = await collect(Home(tmp_path), driver=driver)  # type: ignore[arg-type]
+    assert found_by(report, "qemu")["status"] == "ok"
+    accelerator = found_by(report, "accelerator")
+    assert (accelerator["status"], accelerator["found"]) == ("warn", "tcg")
+    assert accelerator["why"] == "/dev/kvm lies"
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_missing_qemu_is_not_ok(tmp_path: Path, anyio_backend: str) -> None:
+    support = HostSupport(
+        "qemu", False, None, None, None, "QEMU is not installed", "run: apt-get …"
+    )
+    driver = StubDriver(support)
+    report = await collect(Home(tmp_path), driver=driver)  # type: ignore[arg-type]
+    assert report["ok"] is False
+    assert found_by(report, "qemu")["fix"] == "run: apt-get …"
+
+
+def test_a_check_that_breaks_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks() -> checks.Check:
+        raise ValueError("odd")
+
+    def refuses() -> checks.Check:
+        raise HostNotReady("busybox is not installed", hint="run: this")
+
+    monkeypatch.setattr(checks, "check_memory", breaks)
+    monkeypatch.setattr(checks, "check_busybox", refuses)
+    report = collect_now(Home(tmp_path))
+    assert "odd" in str(found_by(report, "memory")["found"])
+    busybox = found_by(report, "busybox")
+    assert (busybox["status"], busybox["fix"]) == ("missing", "run: this")
+    assert report["ok"] is False
+
+
+def test_missing_tool_names_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "find_tool", lambda name: None)
+    assert checks.check_tool("mmdebstrap").fix == "sudo apt-get install mmdebstrap"
+    assert checks.check_tool("e2fsck").fix == "sudo apt-get install e2fsprogs"
+
+
+def test_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = Home(tmp_path / "home")
+    assert "made when it is first used" in checks.check_home(home).found
+    home.prepare()
+    assert checks.check_home(home).status == "ok"
+    home.root.chmod(0o755)
+    assert checks.check_home(home).status == "warn"
+    monkeypatch.setattr(os, "geteuid", lambda: 4711)
+    foreign = checks.check_home(home)
+    assert foreign.status == "missing"
+    assert "belongs to uid" in foreign.found
+
+
+def test_home_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    found = checks.check_home(Home(Path("/nowhere/home")))
+    assert found.status == "missing"
+    assert "TORPOR_HOME" in str(found.fix)
+
+
+def test_little_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "free_bytes", lambda folder: 1 << 30)
+    found = checks.check_disk(Home(tmp_path / "not" / "yet"))
+    assert (found.status, found.found) == ("warn", f"1.0 GiB free at {tmp_path}")
+
+
+def test_reflink(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "can_reflink", lambda folder: True)
+    assert checks.check_reflink(Home(tmp_path)).status == "ok"
+    monkeypatch.setattr(checks, "can_reflink", lambda folder: False)
+    assert checks.check_reflink(Home(tmp_path)).status == "warn"
+
+
+def test_templates(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    home.prepare()
+    assert checks.check_templates(home).fix == "torpor template build base"
+    (home.templates / "own.json").write_text('{"format": 1, "digest": "' + "0" * 64 + '"}')
+    damaged = checks.check_templates(home)
+    assert "damaged: own" in damaged.found

@@ -1,0 +1,112 @@
+"""The QEMU driver's pure parts: command line and the choice of the accelerator."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from torpor.errors import HostNotReady, InvalidRequest
+from torpor.vmm.base import Disk, MachineSpec
+from torpor.vmm.qemu import command, host
+
+
+def _argv(network: str = "user", layers: tuple[Path, ...] = (Path("/t/disk.raw"),)) -> list[str]:
+    spec = MachineSpec(
+        vcpus=2,
+        ram_mib=768,
+        network=network,  # type: ignore[arg-type]
+        kernel=Path("/t/vmlinuz"),
+        initrd=Path("/t/initrd"),
+        cmdline="console=ttyS0",
+        disk=Disk(layers, Path("/s/disk.qcow2")),
+    )
+    return command.build(
+        Path("/usr/bin/qemu"), "tcg", "sbx_1", spec, command.Wiring(7, 8, "console.log", "ram")
+    )
+
+
+def _options(argv: list[str], name: str) -> list[str]:
+    return [argv[i + 1] for i, word in enumerate(argv) if word == name]
+
+
+def test_every_layer_is_read_only_and_has_an_explicit_backing() -> None:
+    argv = _argv(layers=(Path("/t/disk.raw"), Path("/l/1.qcow2")))
+    nodes = [json.loads(text) for text in _options(argv, "-blockdev")]
+    assert [(n["driver"], n["node-name"], n["read-only"], n.get("backing")) for n in nodes] == [
+        ("raw", "layer0", True, None),
+        ("qcow2", "layer1", True, "layer0"),
+        ("qcow2", "top", False, "layer1"),
+    ]
+    assert [n["file"]["read-only"] for n in nodes] == [True, True, False]
+
+
+def test_network_none_has_nothing_at_the_other_end() -> None:
+    assert _options(_argv("none"), "-netdev") == []
+    assert "virtio-net-pci" in _options(_argv("none"), "-device")
+    assert "virtio-net-pci,netdev=net" in _options(_argv("user"), "-device")
+
+
+def test_the_vmm_is_confined_and_each_start_has_its_own_generation() -> None:
+    first, second = _argv(), _argv()
+    assert _options(first, "-sandbox") == [
+        "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
+    ]
+    generations = [
+        o for argv in (first, second) for o in _options(argv, "-device") if o.startswith("vmgenid")
+    ]
+    assert len(set(generations)) == 2
+
+
+@pytest.mark.parametrize(
+    ("modules", "device", "want"),
+    [
+        (["kvm", "kvm_intel"], True, "kvm"),
+        (["kvm", "kvm_amd"], True, "kvm"),
+        (["kvm", "kvm_pvm"], True, "tcg"),  # a device that no ordinary guest runs on
+        (["kvm_intel"], False, "tcg"),
+    ],
+)
+def test_kvm_is_used_only_where_it_is_real(
+    tmp_path: Path, modules: list[str], device: bool, want: str
+) -> None:
+    for module in modules:
+        (tmp_path / "module" / module).mkdir(parents=True)
+    if device:
+        (tmp_path / "kvm").touch()
+    accel, reason = host.choose_accel(tmp_path / "module", tmp_path / "kvm")
+    assert accel == want
+    assert str(tmp_path / "kvm") in reason
+
+
+def test_the_user_may_choose_the_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORPOR_ACCEL", "tcg")
+    assert host.choose_accel()[0] == "tcg"
+    monkeypatch.setenv("TORPOR_ACCEL", "warp")
+    with pytest.raises(InvalidRequest, match="TORPOR_ACCEL is 'warp'"):
+        host.choose_accel()
+
+
+def test_a_qemu_that_is_missing_or_old_is_named_with_the_fix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORPOR_QEMU", str(tmp_path / "none"))
+    with pytest.raises(HostNotReady, match="is not installed") as caught:
+        asyncio.run(host.find_qemu())
+    assert "apt-get install" in str(caught.value.hint)
+
+    old = tmp_path / "qemu-old"
+    old.write_text("#!/bin/sh\necho 'QEMU emulator version 7.2.11 (Debian)'\n")
+    old.chmod(0o755)
+    tool = tmp_path / "qemu-img"
+    tool.write_text("#!/bin/sh\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("TORPOR_QEMU", str(old))
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    with pytest.raises(HostNotReady, match=r"is version 7.2.11; 8.2 or newer"):
+        asyncio.run(host.find_qemu())
+    support = asyncio.run(host.probe())
+    assert not support.usable
+    assert "7.2.11" in support.reason
