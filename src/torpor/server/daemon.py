@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import importlib
 import json
 import logging
 import os
@@ -18,7 +17,7 @@ import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn, Protocol, cast
+from typing import NoReturn
 
 import uvicorn
 from typing_extensions import override
@@ -36,18 +35,6 @@ log = logging.getLogger("torpor.server")
 
 GRACE_S = 1
 """Seconds that requests in flight get when the daemon is told to stop."""
-
-
-class RunningEngine(EnginePort, Protocol):
-    """An engine with its beginning and end."""
-
-    async def start(self) -> None:
-        """Adopt what runs, finish or undo what was half done."""
-        ...
-
-    async def aclose(self) -> None:
-        """Let go of all machines, which run on."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +104,11 @@ def _daemon_lock(home: Home) -> Iterator[None]:
 
 
 async def _serve(options: Options, ready: _ReadyPipe) -> None:
+    from torpor.sandboxes.engine import open_engine
+
     home = options.home
     async with contextlib.AsyncExitStack() as stack:
-        module = importlib.import_module("torpor.sandboxes.engine")
-        engine = cast(RunningEngine, module.open_engine(home))
+        engine = open_engine(home)
         stack.push_async_callback(engine.aclose)
         await engine.start()
         servers = [
