@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
@@ -24,6 +25,7 @@ from torpor.errors import (
     CommandLost,
     Conflict,
     GuestUnreachable,
+    HostNotReady,
     InsufficientResources,
     InvalidRequest,
     NotFound,
@@ -248,7 +250,12 @@ class FakeEngine:
         self.built = {name: fake_template(name) for name in ("agent", "base")}
 
     async def start(self) -> None:
-        pass
+        """Do what the test asked for in the environment of a daemon of its own."""
+        if lacks := os.environ.get("TORPOR_FAKE_LACKS"):
+            raise HostNotReady(lacks, hint="install it")
+        if os.environ.get("TORPOR_FAKE_CRASHES"):
+            raise ZeroDivisionError
+        await asyncio.sleep(float(os.environ.get("TORPOR_FAKE_STARTS_S", "0")))
 
     async def aclose(self) -> None:
         for sandbox in self.sandboxes.values():

@@ -21,6 +21,7 @@ from urllib.parse import quote
 import httpx
 
 from torpor import __version__
+from torpor.base.aio import closing
 from torpor.base.home import Home
 from torpor.errors import (
     DaemonUnreachable,
@@ -225,8 +226,9 @@ async def raw_bytes(
 ) -> AsyncGenerator[bytes, None]:
     """Yield the body of `reply` as it comes. Raises as `Connection.call`."""
     with _errors(reply.request.method, reply.request.url.path, limit_s):
-        async for chunk in reply.aiter_raw():
-            yield chunk
+        async with closing(reply.aiter_raw()) as chunks:
+            async for chunk in chunks:
+                yield chunk
 
 
 def resolved(client: Client | None) -> Client:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import select
+import signal
 import socket
 import sys
 import threading
@@ -21,6 +22,8 @@ START_LIMIT_S = 90.0
 """Seconds for a daemon to start; it adopts machines first."""
 
 _POLL_S = 0.02
+_BUSY_POLL_S = 0.2
+_END_LIMIT_S = 5.0
 _PASSED_PREFIXES = ("TORPOR_", "PYTHON", "XDG_", "LC_", "SSL_CERT_")
 _PASSED_NAMES = frozenset((*SAFE_ENV, "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "VIRTUAL_ENV"))
 _WITHHELD = frozenset({"TORPOR_TOKEN", "TORPOR_URL"})
@@ -63,14 +66,20 @@ def ensure_daemon(home: Home, *, limit_s: float = START_LIMIT_S) -> None:
     with _start_lock(home, ends_at):
         if answers(home):
             return
-        try:
-            _start(home, ends_at)
-        except Busy:
-            # Someone runs `torpor serve` and it is not yet listening, or another is just ending.
-            while not answers(home):
+        while True:
+            try:
+                _start(home, ends_at)
+            except Busy:
+                # Someone runs `torpor serve` and it is not yet listening, or another is just ending.
                 if time.monotonic() > ends_at:
                     raise
-                threading.Event().wait(_POLL_S)
+                threading.Event().wait(_BUSY_POLL_S)
+            if answers(home):
+                return
+            if time.monotonic() > ends_at:
+                raise DaemonUnreachable(
+                    "the daemon starts and ends again", hint=f"its log is {home.daemon_log}"
+                )
 
 
 @contextlib.contextmanager
@@ -102,9 +111,19 @@ def _start(home: Home, ends_at: float) -> None:
         os.close(read_fd)
     if said == b"ready\n":
         return
-    with contextlib.suppress(ChildProcessError):
-        os.waitpid(pid, os.WNOHANG)
+    _end(pid)
     raise _failure(home, said)
+
+
+def _end(pid: int) -> None:
+    """End a daemon that could not start, and reap it; machines are not its children."""
+    ends_at = time.monotonic() + _END_LIMIT_S
+    with contextlib.suppress(ChildProcessError, ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+        while os.waitpid(pid, os.WNOHANG) == (0, 0):
+            if time.monotonic() > ends_at:
+                os.kill(pid, signal.SIGKILL)
+            threading.Event().wait(_POLL_S)
 
 
 def _spawn(home: Home, ready_fd: int) -> int:

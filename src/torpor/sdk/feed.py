@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncGenerator
 from typing import Any, Literal
 
+from torpor.base.aio import closing
 from torpor.errors import (
     CommandLost,
     DaemonUnreachable,
@@ -69,13 +70,14 @@ class ExecFeed:
         pause_s = 0.05
         while True:
             try:
-                async for event in self._connected(sends_start):
-                    gives_up_at, pause_s = time.monotonic() + RETRY_LIMIT_S, 0.05
-                    if not isinstance(event, ExecStarted) or not is_announced:
-                        is_announced = True
-                        yield event
-                    if isinstance(event, ExecEnded):
-                        return
+                async with closing(self._connected(sends_start)) as events:
+                    async for event in events:
+                        gives_up_at, pause_s = time.monotonic() + RETRY_LIMIT_S, 0.05
+                        if not isinstance(event, ExecStarted) or not is_announced:
+                            is_announced = True
+                            yield event
+                        if isinstance(event, ExecEnded):
+                            return
                 raise ConnectionLost("the stream ended before the command did")
             except NotFound as error:
                 if is_announced:
@@ -110,8 +112,8 @@ class ExecFeed:
                     "streams": self._streams,
                 },
             )
-        async with opened as reply:
-            async for event in sse_events(raw_bytes(reply)):
+        async with opened as reply, closing(sse_events(raw_bytes(reply))) as events:
+            async for event in events:
                 if event.name == "started" and not self._is_fed:
                     await self._check_feeding(event.data.get("stdin_done"))
                 found = self._event(event)

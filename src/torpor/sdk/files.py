@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterab
 from pathlib import Path
 from typing import IO
 
+from torpor.base.aio import closing
 from torpor.errors import InvalidRequest, NotFound, error_from_wire
 from torpor.model import FileInfo
 from torpor.sdk import tarball
@@ -67,8 +68,11 @@ class AsyncFilesystem:
             ConnectionLost: the guest or the daemon could not go on; what came until then is a part.
         """
         query = {"path": path, "offset": offset, "limit": limit_bytes}
-        async with self._connection.stream("GET", self._base, query=query) as reply:
-            async for chunk in raw_bytes(reply):
+        async with (
+            self._connection.stream("GET", self._base, query=query) as reply,
+            closing(raw_bytes(reply)) as chunks,
+        ):
+            async for chunk in chunks:
                 yield chunk
 
     async def write(
@@ -153,15 +157,16 @@ class AsyncFilesystem:
         query = {"path": path, "max_depth": max_depth}
         async with self._connection.stream("GET", f"{self._base}/walk", query=query) as reply:
             rest = b""
-            async for chunk in raw_bytes(reply):
-                *lines, rest = (rest + chunk).split(b"\n")
-                for line in lines:
-                    if not line:
-                        continue
-                    body = json.loads(line)
-                    if "error" in body:
-                        raise error_from_wire(body)
-                    yield file_info(body)
+            async with closing(raw_bytes(reply)) as chunks:
+                async for chunk in chunks:
+                    *lines, rest = (rest + chunk).split(b"\n")
+                    for line in lines:
+                        if not line:
+                            continue
+                        body = json.loads(line)
+                        if "error" in body:
+                            raise error_from_wire(body)
+                        yield file_info(body)
 
     async def upload(
         self,
@@ -268,11 +273,12 @@ class AsyncFilesystem:
 
     async def _copy(self, info: FileInfo, file: IO[bytes], progress: Progress | None) -> int:
         done = 0
-        async for chunk in self.read_stream(info.path):
-            await asyncio.to_thread(file.write, chunk)
-            done += len(chunk)
-            if progress is not None:
-                progress(done, max(done, info.size_bytes))
+        async with closing(self.read_stream(info.path)) as chunks:
+            async for chunk in chunks:
+                await asyncio.to_thread(file.write, chunk)
+                done += len(chunk)
+                if progress is not None:
+                    progress(done, max(done, info.size_bytes))
         os.fchmod(file.fileno(), info.mode & 0o777 | 0o200)
         return done
 

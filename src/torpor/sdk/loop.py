@@ -24,21 +24,33 @@ class LoopThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._pid = 0
+        self._sources: set[AsyncGenerator[Any, None]] = set()
+        """What is iterated and not yet closed; touched in the loop's thread only."""
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` in the loop and return what it returns; an interrupt cancels it and waits for that."""
+        """Run `work` in the loop and return what it returns; an interrupt cancels it and waits for its end."""
         loop = self._started()
         if threading.current_thread() is self._thread:
             work.close()
             raise RuntimeError("a callback of the asynchronous SDK cannot make synchronous calls")
-        future = asyncio.run_coroutine_threadsafe(work, loop)
+        done: concurrent.futures.Future[T] = concurrent.futures.Future()
+        tasks: list[asyncio.Task[T]] = []
+
+        def begin() -> None:
+            tasks.append(loop.create_task(work))
+            tasks[0].add_done_callback(lambda task: _settle(done, task))
+
+        def cancel() -> None:
+            for task in tasks:
+                task.cancel()
+
+        loop.call_soon_threadsafe(begin)
         try:
-            return future.result()
+            return done.result()
         except BaseException:
-            if not future.done():
-                future.cancel()
-                with contextlib.suppress(BaseException):
-                    concurrent.futures.wait({future}, timeout=_CANCEL_LIMIT_S)
+            if not done.done():
+                loop.call_soon_threadsafe(cancel)
+                concurrent.futures.wait({done}, timeout=_CANCEL_LIMIT_S)
             raise
 
     def iterate(self, source: AsyncGenerator[T, None]) -> Iterator[T]:
@@ -46,12 +58,31 @@ class LoopThread:
         try:
             while True:
                 try:
-                    item = self.run(_next(source))
+                    item = self.run(self._next(source))
                 except StopAsyncIteration:
                     return
                 yield item
         finally:
-            self.run(source.aclose())
+            self._close_soon(source)
+
+    def _close_soon(self, source: AsyncGenerator[T, None]) -> None:
+        """Close `source` without waiting: the garbage collector may call this in any thread, also the loop's."""
+        loop = self._loop
+        if loop is not None and self._pid == os.getpid():
+            closing = self._close(source)
+            try:
+                asyncio.run_coroutine_threadsafe(closing, loop)
+            except RuntimeError:  # the loop is closed, and the source with it
+                closing.close()
+
+    async def _next(self, source: AsyncGenerator[T, None]) -> T:
+        self._sources.add(source)
+        return await anext(source)
+
+    async def _close(self, source: AsyncGenerator[Any, None]) -> None:
+        if source in self._sources:
+            self._sources.discard(source)
+            await source.aclose()
 
     def call(self, function: Callable[[], T]) -> T:
         """Run a plain function in the loop's thread, where `asyncio.get_running_loop` works."""
@@ -78,9 +109,21 @@ class LoopThread:
         try:
             loop.run_forever()
         finally:
+            loop.run_until_complete(self._finish())
             loop.run_until_complete(loop.shutdown_asyncgens())
             loop.run_until_complete(loop.shutdown_default_executor())
             loop.close()
+
+    async def _finish(self) -> None:
+        """End what still runs, then close what is still iterated, one by one."""
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        if others:
+            await asyncio.wait(others, timeout=_CANCEL_LIMIT_S)
+        for source in list(self._sources):
+            with contextlib.suppress(Exception):
+                await self._close(source)
 
     def close(self) -> None:
         """End the loop and close its connections; the next call starts another."""
@@ -94,8 +137,13 @@ class LoopThread:
         atexit.unregister(self.close)
 
 
-async def _next(source: AsyncGenerator[T, None]) -> T:
-    return await anext(source)
+def _settle(done: concurrent.futures.Future[T], task: asyncio.Task[T]) -> None:
+    if task.cancelled():
+        done.set_exception(concurrent.futures.CancelledError())
+    elif (error := task.exception()) is not None:
+        done.set_exception(error)
+    else:
+        done.set_result(task.result())
 
 
 loop_thread = LoopThread()

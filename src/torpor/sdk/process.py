@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from typing_extensions import override
 
+from torpor.base.aio import closing
 from torpor.base.ids import new_id
 from torpor.errors import CommandLost, InvalidRequest, OperationTimeout, TorporError
 from torpor.model import ExecEvent, ExecId, ExecInfo, ExecOutput
@@ -107,8 +108,9 @@ class AsyncProcess:
             OperationTimeout: the command was killed at its time limit.
             CommandLost: its end cannot be known.
         """
-        async for event in self._feed().events():
-            yield event
+        async with closing(self._feed().events()) as events:
+            async for event in events:
+                yield event
 
     def _feed(self, *, limit_bytes: int | None = None, streams: str = "stdout,stderr") -> ExecFeed:
         return ExecFeed(
@@ -133,11 +135,12 @@ class AsyncProcess:
 
     async def _texts(self, stream: Literal["stdout", "stderr"]) -> AsyncGenerator[str, None]:
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        async for event in self._feed(streams=stream).events():
-            if isinstance(event, ExecOutput):
-                text = decoder.decode(event.data)
-                if text:
-                    yield text
+        async with closing(self._feed(streams=stream).events()) as events:
+            async for event in events:
+                if isinstance(event, ExecOutput):
+                    text = decoder.decode(event.data)
+                    if text:
+                        yield text
         rest = decoder.decode(b"", final=True)
         if rest:
             yield rest
@@ -200,8 +203,9 @@ class AsyncProcess:
 async def collect(feed: ExecFeed, collector: Collector) -> ExecResult:
     """Follow `feed` to its end and return the result; an error gets what was written until then."""
     try:
-        async for event in feed.events():
-            collector.add(event)
+        async with closing(feed.events()) as events:
+            async for event in events:
+                collector.add(event)
     except TorporError as error:
         collector.explain(error)
         raise

@@ -10,6 +10,7 @@ from typing import Any, Literal, Self, overload
 
 from typing_extensions import override
 
+from torpor.base.aio import closing
 from torpor.errors import NotFound, TorporError
 from torpor.model import (
     ExecEvent,
@@ -221,12 +222,14 @@ class AsyncSandbox:
         query = {"follow": follow}
         async with self._connection.stream("GET", f"{self._path}/logs", query=query) as reply:
             if not follow:
-                async for chunk in raw_bytes(reply):
-                    yield chunk
+                async with closing(raw_bytes(reply)) as chunks:
+                    async for chunk in chunks:
+                        yield chunk
                 return
-            async for event in sse_events(raw_bytes(reply)):
-                if event.name == "message":
-                    yield chunk_bytes(event.data)
+            async with closing(sse_events(raw_bytes(reply))) as events:
+                async for event in events:
+                    if event.name == "message":
+                        yield chunk_bytes(event.data)
 
     @property
     def filesystem(self) -> AsyncFilesystem:
@@ -346,8 +349,9 @@ class AsyncSandbox:
         body = exec_body(
             command, timeout_seconds=timeout_seconds, cwd=cwd, env=env, user=user, stdin=stdin
         )
-        async for event in self._feed(body).events():
-            yield event
+        async with closing(self._feed(body).events()) as events:
+            async for event in events:
+                yield event
 
     async def attach(
         self, exec_id: str, *, stdout_offset: int = 0, stderr_offset: int = 0

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
+from torpor.base.aio import closing
 from torpor.errors import TorporError
 
 EVENT_LIMIT_BYTES = 16 << 20
@@ -29,18 +30,19 @@ async def sse_events(chunks: AsyncIterator[bytes]) -> AsyncIterator[SseEvent]:
     """
     buffer = b""
     name, data = "message", b""
-    async for chunk in chunks:
-        *lines, buffer = (buffer + chunk).split(b"\n")
-        if len(buffer) + len(data) > EVENT_LIMIT_BYTES:
-            raise TorporError(f"the daemon sent an event over {EVENT_LIMIT_BYTES} bytes")
-        for line in lines:
-            if line.startswith(b"data: "):
-                data += line[6:]
-            elif line.startswith(b"event: "):
-                name = line[7:].decode("ascii", "replace")
-            elif not line and data:
-                yield SseEvent(name, _parse(data))
-                name, data = "message", b""
+    async with closing(chunks) as pieces:
+        async for chunk in pieces:
+            *lines, buffer = (buffer + chunk).split(b"\n")
+            if len(buffer) + len(data) > EVENT_LIMIT_BYTES:
+                raise TorporError(f"the daemon sent an event over {EVENT_LIMIT_BYTES} bytes")
+            for line in lines:
+                if line.startswith(b"data: "):
+                    data += line[6:]
+                elif line.startswith(b"event: "):
+                    name = line[7:].decode("ascii", "replace")
+                elif not line and data:
+                    yield SseEvent(name, _parse(data))
+                    name, data = "message", b""
 
 
 def _parse(data: bytes) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 
+from torpor.base.aio import closing
 from torpor.errors import TorporError, error_from_wire
 from torpor.model import BuildEvent, TemplateInfo
 from torpor.sdk.client import Client, connection, quote_part, raw_bytes
@@ -59,11 +60,12 @@ class AsyncTemplates:
             HostNotReady: a tool is missing on the host.
         """
         steps = AsyncTemplates.build_stream(name_or_recipe, force=force, client=client)
-        async for event in steps:
-            if progress is not None:
-                progress(event)
-            if event.template is not None:
-                return event.template
+        async with closing(steps) as events:
+            async for event in events:
+                if progress is not None:
+                    progress(event)
+                if event.template is not None:
+                    return event.template
         raise TorporError("the build ended without a template", hint="see the daemon's log")
 
     @staticmethod
@@ -73,8 +75,11 @@ class AsyncTemplates:
         """Yield the steps of a build as they happen, the finished template with the last. Raises as `build`."""
         made = connection(client)
         body = {_source(name_or_recipe)[0]: _source(name_or_recipe)[1], "force": force}
-        async with made.stream("POST", "/v1/templates/build", body=body) as reply:
-            async for event in sse_events(raw_bytes(reply)):
+        async with (
+            made.stream("POST", "/v1/templates/build", body=body) as reply,
+            closing(sse_events(raw_bytes(reply))) as events,
+        ):
+            async for event in events:
                 if event.name == "error":
                     raise error_from_wire(event.data)
                 if event.name in ("progress", "done"):

@@ -34,7 +34,7 @@ from torpor.server.listen import listen_tcp, listen_unix, tcp_token
 
 log = logging.getLogger("torpor.server")
 
-GRACE_S = 3
+GRACE_S = 1
 """Seconds that requests in flight get when the daemon is told to stop."""
 
 

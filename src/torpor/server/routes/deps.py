@@ -21,6 +21,15 @@ FAILURES: dict[int | str, dict[str, Any]] = {
 """What every route may answer besides its success."""
 
 
+EVENTS = "text/event-stream"
+
+
+def streams(media_type: str, description: str) -> dict[int | str, dict[str, Any]]:
+    """Return the documentation of a route whose success is a stream."""
+    schema = {"type": "string", "format": "binary"} if media_type != EVENTS else {"type": "string"}
+    return {200: {"description": description, "content": {media_type: {"schema": schema}}}}
+
+
 def engine_of(request: Request) -> EnginePort:
     """Return the engine that the app was made with."""
     return cast(EnginePort, request.app.state.engine)

@@ -12,7 +12,7 @@ from torpor.model import ExecId, SandboxId
 from torpor.server.exec_output import STREAMS, SseEncoder
 from torpor.server.execs import Start, new_exec_id
 from torpor.server.replies import Reply, Streamed, event_stream
-from torpor.server.routes.deps import FAILURES, Desk, Engine, until_hang_up
+from torpor.server.routes.deps import EVENTS, FAILURES, Desk, Engine, streams, until_hang_up
 from torpor.server.wire_exec import (
     OUTPUT_LIMIT_BYTES,
     OUTPUT_LIMIT_MAX_BYTES,
@@ -55,7 +55,11 @@ async def exec_command(
     return Reply(await until_hang_up(request, desk.run(found, start, limit_bytes=limit)))
 
 
-@router.post("/exec/stream", response_class=Response)
+@router.post(
+    "/exec/stream",
+    response_class=Response,
+    responses=streams(EVENTS, "`started`, `stdout`, `stderr`; `exit` or `error` last."),
+)
 async def exec_stream(sandbox_id: str, body: ExecRequest, desk: Desk) -> Streamed:
     """Run a command and stream events: `started`, `stdout`, `stderr`, and `exit` or `error` last."""
     start = _start(body)
@@ -79,7 +83,11 @@ async def get_exec(sandbox_id: str, exec_id: str, engine: Engine) -> Reply:
         return Reply(ExecWire.of(await guest.exec_get(ExecId(exec_id))))
 
 
-@router.get("/execs/{exec_id}/stream", response_class=Response)
+@router.get(
+    "/execs/{exec_id}/stream",
+    response_class=Response,
+    responses=streams(EVENTS, "As POST …/exec/stream."),
+)
 async def attach_exec(
     sandbox_id: str,
     exec_id: str,
@@ -87,16 +95,18 @@ async def attach_exec(
     stdout_offset: Annotated[int, Query(ge=0)] = 0,
     stderr_offset: Annotated[int, Query(ge=0)] = 0,
     output_limit_bytes: Annotated[int | None, Query(ge=0, le=OUTPUT_LIMIT_MAX_BYTES)] = None,
-    streams: Annotated[str, Query(description="`stdout`, `stderr` or both.")] = "stdout,stderr",
+    wanted: Annotated[
+        str, Query(alias="streams", description="`stdout`, `stderr` or both.")
+    ] = "stdout,stderr",
 ) -> Streamed:
     """Follow an exec from byte offsets on; any number of clients may, and each may come back."""
-    wanted = frozenset(streams.split(","))
-    if not wanted <= frozenset(STREAMS):
-        raise InvalidRequest(f"streams {streams!r} is not of stdout, stderr", hint="stdout,stderr")
+    names = frozenset(wanted.split(","))
+    if not names <= frozenset(STREAMS):
+        raise InvalidRequest(f"streams {wanted!r} is not of stdout, stderr", hint="stdout,stderr")
     frames = desk.frames(
         SandboxId(sandbox_id),
         ExecId(exec_id),
-        SseEncoder(limit_bytes=output_limit_bytes, streams=wanted),
+        SseEncoder(limit_bytes=output_limit_bytes, streams=names),
         stdout_offset=stdout_offset,
         stderr_offset=stderr_offset,
     )

@@ -7,11 +7,12 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
+from torpor.base.aio import closing
 from torpor.model import SandboxId
 from torpor.sandboxes.port import EnginePort
 from torpor.server.query import GuestPath, check_path
 from torpor.server.replies import Reply, Streamed, json_line_error, streamed, to_json
-from torpor.server.routes.deps import FAILURES, Engine
+from torpor.server.routes.deps import FAILURES, Engine, streams
 from torpor.server.wire_files import (
     FileListWire,
     FileWire,
@@ -30,7 +31,9 @@ RAW = {
 }
 
 
-@router.get("", response_class=Response)
+@router.get(
+    "", response_class=Response, responses=streams("application/octet-stream", "The file's bytes.")
+)
 async def read_file(
     sandbox_id: str,
     path: GuestPath,
@@ -48,8 +51,11 @@ async def read_file(
 async def _read(
     engine: EnginePort, sandbox_id: SandboxId, path: str, offset: int, limit: int | None
 ) -> AsyncGenerator[bytes, None]:
-    async with engine.guest(sandbox_id) as guest:
-        async for chunk in guest.read(path, offset=offset, limit_bytes=limit):
+    async with (
+        engine.guest(sandbox_id) as guest,
+        closing(guest.read(path, offset=offset, limit_bytes=limit)) as chunks,
+    ):
+        async for chunk in chunks:
             yield chunk
 
 
@@ -125,7 +131,11 @@ async def rename_file(sandbox_id: str, body: RenameRequest, engine: Engine) -> R
         )
 
 
-@router.get("/walk", response_class=Response)
+@router.get(
+    "/walk",
+    response_class=Response,
+    responses=streams("application/x-ndjson", "One `FileWire` a line."),
+)
 async def walk_dir(
     sandbox_id: str,
     path: GuestPath,
@@ -144,12 +154,19 @@ async def walk_dir(
 async def _walk(
     engine: EnginePort, sandbox_id: SandboxId, path: str, max_depth: int | None
 ) -> AsyncGenerator[bytes, None]:
-    async with engine.guest(sandbox_id) as guest:
-        async for info in guest.walk(path, max_depth=max_depth):
+    async with (
+        engine.guest(sandbox_id) as guest,
+        closing(guest.walk(path, max_depth=max_depth)) as infos,
+    ):
+        async for info in infos:
             yield to_json(FileWire.of(info)) + b"\n"
 
 
-@router.get("/archive", response_class=Response)
+@router.get(
+    "/archive",
+    response_class=Response,
+    responses=streams("application/x-tar", "An uncompressed tar."),
+)
 async def pack_dir(sandbox_id: str, path: GuestPath, engine: Engine) -> Streamed:
     """Stream a folder as an uncompressed tar whose names are relative to it."""
     return await streamed(
@@ -160,8 +177,8 @@ async def pack_dir(sandbox_id: str, path: GuestPath, engine: Engine) -> Streamed
 async def _pack(
     engine: EnginePort, sandbox_id: SandboxId, path: str
 ) -> AsyncGenerator[bytes, None]:
-    async with engine.guest(sandbox_id) as guest:
-        async for chunk in guest.pack(path):
+    async with engine.guest(sandbox_id) as guest, closing(guest.pack(path)) as chunks:
+        async for chunk in chunks:
             yield chunk
 
 

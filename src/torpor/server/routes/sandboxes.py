@@ -7,13 +7,14 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
+from torpor.base.aio import closing
 from torpor.errors import InvalidRequest
 from torpor.model import SandboxFilter, SandboxId, SandboxState
 from torpor.sandboxes.port import EnginePort
 from torpor.server.exec_output import incomplete_tail, text_of
 from torpor.server.query import raw_query
 from torpor.server.replies import Reply, Streamed, event_stream, sse, streamed
-from torpor.server.routes.deps import FAILURES, Engine
+from torpor.server.routes.deps import FAILURES, Engine, streams
 from torpor.server.wire import (
     CreateRequest,
     LifecycleRequest,
@@ -111,7 +112,11 @@ async def set_lifecycle(sandbox_id: str, body: LifecycleRequest, engine: Engine)
     return Reply(LifecycleWire.of(info))
 
 
-@router.get("/{sandbox_id}/logs", response_class=Response)
+@router.get(
+    "/{sandbox_id}/logs",
+    response_class=Response,
+    responses=streams("text/plain", "The log; with `follow` events of text/event-stream."),
+)
 async def get_logs(sandbox_id: str, engine: Engine, follow: bool = False) -> Streamed:
     """Return the console log as plain text; with `follow` as events `{"chunk"}` until the machine ends."""
     found = SandboxId(sandbox_id)
@@ -122,18 +127,20 @@ async def get_logs(sandbox_id: str, engine: Engine, follow: bool = False) -> Str
 
 
 async def _console(engine: EnginePort, sandbox_id: SandboxId) -> AsyncGenerator[bytes, None]:
-    async for data in engine.console(sandbox_id):
-        yield data
+    async with closing(engine.console(sandbox_id)) as chunks:
+        async for data in chunks:
+            yield data
 
 
 async def _console_frames(engine: EnginePort, sandbox_id: SandboxId) -> AsyncGenerator[bytes, None]:
     held = b""
-    async for data in engine.console(sandbox_id, follow=True):
-        whole = held + data
-        cut = len(whole) - incomplete_tail(whole)
-        held = whole[cut:]
-        if cut:
-            yield _console_frame(whole[:cut])
+    async with closing(engine.console(sandbox_id, follow=True)) as chunks:
+        async for data in chunks:
+            whole = held + data
+            cut = len(whole) - incomplete_tail(whole)
+            held = whole[cut:]
+            if cut:
+                yield _console_frame(whole[:cut])
     if held:
         yield _console_frame(held)
     yield sse("done", {})

@@ -11,10 +11,11 @@ from pathlib import Path
 
 from fastapi import APIRouter, Response
 
+from torpor.base.aio import closing
 from torpor.errors import InvalidRequest
 from torpor.sandboxes.port import EnginePort
 from torpor.server.replies import Reply, Streamed, event_stream, sse
-from torpor.server.routes.deps import FAILURES, Engine
+from torpor.server.routes.deps import EVENTS, FAILURES, Engine, streams
 from torpor.server.wire import BuildEventWire, BuildRequest, TemplateListWire, TemplateWire
 
 router = APIRouter(prefix="/v1/templates", tags=["templates"], responses=FAILURES)
@@ -27,7 +28,11 @@ async def list_templates(engine: Engine) -> Reply:
     return Reply(TemplateListWire(items=[TemplateWire.of(info) for info in found]))
 
 
-@router.post("/build", response_class=Response)
+@router.post(
+    "/build",
+    response_class=Response,
+    responses=streams(EVENTS, "`progress`; `done` or `error` last."),
+)
 async def build_template(body: BuildRequest, engine: Engine) -> Streamed:
     """Build a template and stream events: `progress`, and `done` (with the template) or `error` last."""
     given = [text for text in (body.name, body.recipe_path, body.recipe) if text is not None]
@@ -39,8 +44,11 @@ async def build_template(body: BuildRequest, engine: Engine) -> Streamed:
 
 
 async def _build(engine: EnginePort, body: BuildRequest) -> AsyncGenerator[bytes, None]:
-    async with _source(body) as source:
-        async for event in engine.build_template(source, force=body.force):
+    async with (
+        _source(body) as source,
+        closing(engine.build_template(source, force=body.force)) as events,
+    ):
+        async for event in events:
             yield sse(
                 "done" if event.template is not None else "progress", BuildEventWire.of(event)
             )
