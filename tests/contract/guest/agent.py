@@ -44,7 +44,7 @@ class Agent:
         with (self.folder / "agent.log").open("ab") as log:
             self.process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "torpor_guest", "--socket", str(self.socket)),
+                    *(sys.executable, "-S", "-m", "torpor_guest", "--socket", str(self.socket)),
                     *(
                         "--state-dir",
                         str(self.state or self.folder / "state"),
