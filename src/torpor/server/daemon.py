@@ -33,6 +33,9 @@ from torpor.server.listen import listen_tcp, listen_unix, tcp_token
 
 log = logging.getLogger("torpor.server")
 
+KEEP_ALIVE_S = 75
+"""Seconds that an idle connection is kept; clients drop theirs before (30 s), so that none is cut in use."""
+
 GRACE_S = 1
 """Seconds that requests in flight get when the daemon is told to stop."""
 
@@ -166,6 +169,7 @@ async def listening(
             proxy_headers=False,
             server_header=False,
             timeout_graceful_shutdown=GRACE_S,
+            timeout_keep_alive=KEEP_ALIVE_S,
         )
     )
     task = Supervisor(_http_failed).spawn(server.serve(sockets=[listener]), name="http")

@@ -142,6 +142,7 @@ class ExecDesk:
     ) -> AsyncGenerator[bytes, None]:
         """Yield the events of an exec as server-sent events, after starting it if `start` is given."""
         async with self.engine.guest(sandbox_id) as guest:
+            is_over = False
             followed: contextlib.AbstractAsyncContextManager[AsyncIterator[ExecEvent]]
             if start is not None:
                 followed = self._started(guest, sandbox_id, start)
@@ -153,12 +154,13 @@ class ExecDesk:
                 async with followed as events:
                     encoder.stdin_done = self.stdin_done(sandbox_id, exec_id)
                     async for event in events:
+                        is_over = isinstance(event, ExecEnded)
                         for frame in encoder.encode(event):
                             yield frame
-                        if isinstance(event, ExecEnded):
+                        if is_over:
                             return
             except (asyncio.CancelledError, GeneratorExit):
-                if start is not None and start.kill_on_disconnect:
+                if start is not None and start.kill_on_disconnect and not is_over:
                     await finish(_kill(guest, exec_id), within_s=5)
                 raise
         raise CommandLost(f"{exec_id} sent no end", exec_id=exec_id)
