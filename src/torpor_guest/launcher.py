@@ -171,7 +171,7 @@ class Launcher:
 
     def _on_spare(self, control: socket.socket) -> None:
         try:
-            data, fds, _, _ = socket.recv_fds(control, 4096, 8, socket.MSG_CMSG_CLOEXEC)
+            data, fds, _, _ = socket.recv_fds(control, 4096, 1)
         except BlockingIOError:
             return
         except OSError:
@@ -181,6 +181,7 @@ class Launcher:
             return
         self._asked = max(0, self._asked - 1)
         pid, _, cgroup = data.partition(b" ")
+        os.set_inheritable(fds[0], False)
         link = socket.socket(fileno=fds[0])
         link.setblocking(False)
         if pid:

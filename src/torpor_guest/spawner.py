@@ -64,7 +64,7 @@ def _be_spare(link: socket.socket, cgroup: str) -> None:
 
 
 def _become(link: socket.socket) -> None:
-    data, fds, _, _ = socket.recv_fds(link, 1 << 16, 3, socket.MSG_CMSG_CLOEXEC)
+    data, fds, _, _ = socket.recv_fds(link, 1 << 16, 3)
     if not data:
         os._exit(0)
     size = int.from_bytes(data[:4], "big") + 4
@@ -78,6 +78,7 @@ def _become(link: socket.socket) -> None:
     try:
         for target, fd in enumerate(fds):
             os.dup2(fd, target)
+            os.close(fd)  # always above 2; recv_fds has no way to ask for CLOEXEC
         step = "user"
         if user is not None:
             uid, gid, groups = user

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,7 +27,7 @@ class Agent:
     cgroup: str = "none"
     process: subprocess.Popen[bytes] | None = None
     epoch: int = 0
-    extra_path: str = ""
+    state: Path | None = None
     clients: list[GuestClient] = field(default_factory=list)
 
     @property
@@ -45,7 +45,12 @@ class Agent:
             self.process = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "torpor_guest", "--socket", str(self.socket)),
-                    *("--state-dir", str(self.folder / "state"), "--image", str(image)),
+                    *(
+                        "--state-dir",
+                        str(self.state or self.folder / "state"),
+                        "--image",
+                        str(image),
+                    ),
                     *("--cgroup", self.cgroup, "--proc-sys", str(self.folder / "sys")),
                 ],
                 # No other PATH: a `systemctl poweroff` of the agent must never reach this machine.
@@ -105,9 +110,11 @@ class Agent:
 
 
 @contextlib.contextmanager
-def running_agent(folder: Path, *, cgroup: str = "none") -> Iterator[Agent]:
+def running_agent(
+    folder: Path, *, cgroup: str = "none", state: Path | None = None
+) -> Iterator[Agent]:
     """Run an agent; after it nothing of it runs any more."""
-    agent = Agent(folder, cgroup)
+    agent = Agent(folder, cgroup, state=state)
     (folder / "bin").mkdir(parents=True)
     agent.start()
     try:
@@ -138,9 +145,8 @@ def _processes_in(folder: Path) -> list[str]:
     return found
 
 
-async def eventually(check: object, *, within_s: float = 5.0) -> None:
-    """Wait until `check()` is true."""
-    assert callable(check)
+async def eventually(check: Callable[[], object], *, within_s: float = 5.0) -> None:
+    """Wait until `check()` is true; it must not block for long."""
     deadline = time.monotonic() + within_s
     while not check():
         assert time.monotonic() < deadline, f"{check} did not come true in {within_s} s"

@@ -86,3 +86,8 @@ def names(folder: Path) -> list[str]:
 def temporary(folder: Path) -> list[Path]:
     """The temporary files left below a folder."""
     return list(folder.rglob("*.tmp"))
+
+
+def content(path: str) -> bytes:
+    """What is in a file of this machine."""
+    return Path(path).read_bytes()
