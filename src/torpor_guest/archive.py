@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import stat
 from collections.abc import Generator, Iterator
 from typing import Any
@@ -184,7 +183,7 @@ class Unpacker:
             self._make_dir(path, member)
         elif member.kind == "file":
             self._member, self._left = member, member.size
-            self._temp = f"{os.path.dirname(path)}/.torpor-{secrets.token_hex(8)}.tmp"
+            self._temp = f"{os.path.dirname(path)}/.torpor-{os.urandom(8).hex()}.tmp"
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
             self._fd = os.open(self._temp, flags, 0o600)
             if not member.size:

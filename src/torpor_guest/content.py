@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import stat
 from functools import partial
 from typing import Any
@@ -141,7 +140,7 @@ class Replacing:
         return os.open(self._temp, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
 
     def _temp_name(self) -> str:
-        return os.path.join(self._folder, f".torpor-{secrets.token_hex(8)}.tmp")
+        return os.path.join(self._folder, f".torpor-{os.urandom(8).hex()}.tmp")
 
 
 class Appending:

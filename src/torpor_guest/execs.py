@@ -68,9 +68,12 @@ class Execs:
         self._prune()
         return lost
 
-    def get(self, exec_id: object) -> Command:
-        """Return the command with that id, or raise `AgentError`."""
-        command = self._commands.get(_check_id(exec_id))
+    async def get(self, exec_id: object) -> Command:
+        """Return the command with that id, or raise `AgentError`; one that is being started is waited for."""
+        known = _check_id(exec_id)
+        if known in self._starting:
+            await asyncio.wait([self._starting[known]])
+        command = self._commands.get(known)
         if command is None:
             raise AgentError(errors.NOT_FOUND, f"the guest knows no exec {exec_id}")
         return command

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import logging
@@ -10,6 +9,7 @@ import os
 import resource
 import signal
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from torpor_guest import __version__, device
@@ -37,7 +37,7 @@ _log = logging.getLogger("torpor")
 
 def main(kernel: Kernel | None = None) -> None:
     """Run the agent until it is told to stop; ends the process."""
-    args = _parse()
+    args = _parse(sys.argv[1:])
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="torpor-agent: %(message)s")
     for handler in logging.getLogger().handlers:
         HeldLog(DISK, handler)
@@ -51,21 +51,38 @@ def main(kernel: Kernel | None = None) -> None:
     os._exit(status)  # threads at work on a stuck disk do not hold us up
 
 
-def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="torpor_guest", description="Torpor's agent in the guest")
+@dataclass
+class Options:
+    """Where the agent works; the defaults are a guest's."""
+
+    socket: Path | None = None
+    fd: int | None = None
+    state_dir: Path = Path(STATE_DIR)
+    image: Path = Path(IMAGE_FILE)
+    sandbox: Path = Path(SANDBOX_FILE)
+    cgroup: str = "auto"
+    proc_sys: Path = Path("/proc/sys")
+
+
+def _parse(arguments: list[str]) -> Options:
+    if not arguments:  # as in a guest: argparse is not worth its import then
+        return Options()
+    from argparse import ArgumentParser
+
+    parser = ArgumentParser(prog="torpor_guest", description="Torpor's agent in the guest")
     parser.add_argument("--socket", type=Path, help="serve this Unix socket, not the port")
     parser.add_argument("--fd", type=int, help="serve this connected socket, not the port")
-    parser.add_argument("--state-dir", type=Path, default=Path(STATE_DIR))
-    parser.add_argument("--image", type=Path, default=Path(IMAGE_FILE))
-    parser.add_argument("--sandbox", type=Path, default=Path(SANDBOX_FILE))
+    parser.add_argument("--state-dir", type=Path, default=Options.state_dir)
+    parser.add_argument("--image", type=Path, default=Options.image)
+    parser.add_argument("--sandbox", type=Path, default=Options.sandbox)
     parser.add_argument(
-        "--cgroup", default="auto", help="auto, none, or a cgroup v2 folder that is ours"
+        "--cgroup", default=Options.cgroup, help="auto, none, or a cgroup v2 folder that is ours"
     )
-    parser.add_argument("--proc-sys", type=Path, default=Path("/proc/sys"))
-    return parser.parse_args()
+    parser.add_argument("--proc-sys", type=Path, default=Options.proc_sys)
+    return Options(**vars(parser.parse_args(arguments)))
 
 
-async def _run(args: argparse.Namespace, kernel: Kernel) -> int:
+async def _run(args: Options, kernel: Kernel) -> int:
     freezer = Freezer(kernel, DISK)
     freezer.recover()
     cgroups = Cgroups.open(args.cgroup)

@@ -78,11 +78,11 @@ class CommandMethods:
 
     async def attach(self, stream: Stream, params: dict[str, Any]) -> dict[str, Any]:
         """Follow a command from byte offsets on."""
-        return await follow(stream, self._execs.get(params.get("exec_id")), params)
+        return await follow(stream, await self._execs.get(params.get("exec_id")), params)
 
     async def stdin(self, stream: Stream, params: dict[str, Any]) -> dict[str, Any]:
         """Write what comes until END to a command's stdin; with `eof` close it then."""
-        command = self._execs.get(params.get("exec_id"))
+        command = await self._execs.get(params.get("exec_id"))
         async with command.stdin_lock:
             command.check_stdin()
             while (item := await stream.receive()) is not None:
@@ -94,12 +94,12 @@ class CommandMethods:
     async def signal(self, stream: Stream, params: dict[str, Any]) -> dict[str, Any]:
         """Send a signal to a command; 9 kills its whole tree."""
         value = number(params, "signal", None)
-        self._execs.get(params.get("exec_id")).send_signal(value or 0)
+        (await self._execs.get(params.get("exec_id"))).send_signal(value or 0)
         return {}
 
     async def get(self, stream: Stream, params: dict[str, Any]) -> dict[str, Any]:
         """Say what is so about a command."""
-        return {"exec": self._execs.get(params.get("exec_id")).info()}
+        return {"exec": (await self._execs.get(params.get("exec_id"))).info()}
 
     async def list(self, stream: Stream, params: dict[str, Any]) -> dict[str, Any]:
         """Send all commands, oldest first."""

@@ -50,13 +50,8 @@ class Agent:
         with (self.folder / "agent.log").open("ab") as log:
             self.process = subprocess.Popen(
                 [
-                    *(
-                        sys.executable,
-                        "-m",
-                        "tests.contract.guest.harmless",
-                        "--socket",
-                        str(self.socket),
-                    ),
+                    *(sys.executable, "-S", "-m", "tests.contract.guest.harmless"),
+                    *("--socket", str(self.socket)),
                     *(
                         "--state-dir",
                         str(self.state or self.folder / "state"),

@@ -16,15 +16,21 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
-
-from typing_extensions import override
+from typing import TYPE_CHECKING, Any
 
 sys.modules["ssl"] = None  # type: ignore[assignment]  # as the program itself does
 
 from torpor_guest import spool  # noqa: E402
 from torpor_guest.kernel import Kernel  # noqa: E402
 from torpor_guest.main import main  # noqa: E402
+
+if TYPE_CHECKING:
+    from typing_extensions import override
+else:  # the agent has the standard library alone
+
+    def override(method):
+        return method
+
 
 _WRITES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "os.symlink", "os.truncate")
 
