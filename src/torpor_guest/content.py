@@ -6,9 +6,11 @@ import contextlib
 import errno
 import os
 import stat
+from functools import partial
 from typing import Any
 
 from torpor_guest import errors, protocol
+from torpor_guest.gate import DISK
 from torpor_guest.paths import checked, describe, make_parents, number, owner_in, real, sync_dir
 from torpor_guest.stream import Stream
 from torpor_guest.threads import in_thread
@@ -33,7 +35,7 @@ async def read(stream: Stream, params: dict[str, Any]) -> dict[str, Any]:
     except OSError as exc:
         raise errors.from_os(exc, f"read {path}") from exc
     finally:
-        os.close(fd)
+        DISK.run(partial(os.close, fd))
     return {}
 
 
@@ -47,12 +49,14 @@ async def write(stream: Stream, params: dict[str, Any]) -> dict[str, Any]:
         raise errors.from_os(exc, f"write {path}") from exc
     try:
         while chunks := await receive_block(stream):
+            await DISK.passed()
             await in_thread(sink.write, chunks)
+        await DISK.passed()
         await in_thread(sink.commit)
     except OSError as exc:
         raise errors.from_os(exc, f"write {path}") from exc
     finally:
-        sink.close()
+        DISK.run(sink.close)
     return {"file": describe(real(path) if os.path.islink(path) else path)}
 
 

@@ -8,14 +8,16 @@ from typing import Any
 from torpor_guest import archive, content, files, proctree
 from torpor_guest.execs import Execs
 from torpor_guest.follow import follow
+from torpor_guest.gate import DISK
 from torpor_guest.paths import number
 from torpor_guest.session import Method
+from torpor_guest.snapshots import SnapshotMethods
 from torpor_guest.stream import Stream
 from torpor_guest.system import System
 from torpor_guest.users import user_name
 
 
-def table(execs: Execs, system: System) -> Mapping[str, Method]:
+def table(execs: Execs, system: System, snapshots: SnapshotMethods) -> Mapping[str, Method]:
     """Return the methods by name."""
     commands = CommandMethods(execs)
     return {
@@ -30,18 +32,32 @@ def table(execs: Execs, system: System) -> Mapping[str, Method]:
         "stat": files.stat_path,
         "list_dir": files.list_dir,
         "walk": files.walk,
-        "mkdir": files.mkdir,
-        "remove": files.remove,
-        "rename": files.rename,
+        "mkdir": _after_thaw(files.mkdir),
+        "remove": _after_thaw(files.remove),
+        "rename": _after_thaw(files.rename),
         "read": content.read,
-        "write": content.write,
+        "write": _after_thaw(content.write),
         "pack": archive.pack,
-        "unpack": archive.unpack,
+        "unpack": _after_thaw(archive.unpack),
         "set_clock": system.set_clock,
-        "grow_disk": system.grow_disk,
-        "settle": system.settle,
-        "shutdown": system.shutdown,
+        "grow_disk": _after_thaw(system.grow_disk),
+        "settle": _after_thaw(system.settle),
+        "shutdown": _after_thaw(system.shutdown),
+        "sync": snapshots.sync,
+        "freeze": snapshots.freeze,
+        "thaw": snapshots.thaw,
+        "renew": snapshots.renew,
     }
+
+
+def _after_thaw(method: Method) -> Method:
+    """Return `method`, which writes, so that it begins when nothing is frozen."""
+
+    async def begin(stream: Stream, params: dict[str, Any]) -> dict[str, Any]:
+        await DISK.passed()
+        return await method(stream, params)
+
+    return begin
 
 
 class CommandMethods:
