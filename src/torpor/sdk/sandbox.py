@@ -99,6 +99,7 @@ class AsyncSandbox:
         metadata: Mapping[str, str] | None = None,
         ttl_seconds: int | None = None,
         on_timeout: OnTimeout = "delete",
+        idle_seconds: int | None = None,
         client: Client | None = None,
     ) -> Self:
         """Make a sandbox and return it when its agent answers.
@@ -113,8 +114,9 @@ class AsyncSandbox:
             network: `user` (out, not in) or `none`.
             env: laid over the image's environment in every exec.
             metadata: your own labels; `list` filters by them.
-            ttl_seconds: seconds until `on_timeout` happens; None: never.
+            ttl_seconds: seconds of running until `on_timeout` happens; None: never.
             on_timeout: `delete` or `hibernate`.
+            idle_seconds: hibernate by itself after so many seconds without work; None: never.
             client: which daemon; None: as the environment says.
 
         Raises:
@@ -133,6 +135,7 @@ class AsyncSandbox:
             "metadata": dict(metadata or {}),
             "ttl_seconds": ttl_seconds,
             "on_timeout": on_timeout,
+            "idle_seconds": idle_seconds,
         }
         made = connection(client)
         info = sandbox_info(

@@ -74,6 +74,7 @@ class Sandbox:
         metadata: Mapping[str, str] | None = None,
         ttl_seconds: int | None = None,
         on_timeout: OnTimeout = "delete",
+        idle_seconds: int | None = None,
         client: Client | None = None,
     ) -> Self:
         """Make a sandbox and return it when its agent answers.
@@ -98,6 +99,7 @@ class Sandbox:
                     metadata=metadata,
                     ttl_seconds=ttl_seconds,
                     on_timeout=on_timeout,
+                    idle_seconds=idle_seconds,
                     client=client,
                 )
             )
