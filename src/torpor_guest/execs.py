@@ -85,6 +85,8 @@ class Execs:
     async def start(self, params: dict[str, Any]) -> Command:
         """Start a command, or return the one that has this id already. A cancelled caller stops neither."""
         exec_id = _check_id(params.get("exec_id"))
+        if exec_id not in self._commands:
+            await DISK.passed()  # here, so that what a snapshot holds of it ends with who asked
         command = self._commands.get(exec_id)
         if command:
             return command
