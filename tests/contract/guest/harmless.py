@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import stat
 import sys
 import threading
 from pathlib import Path
@@ -18,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 sys.modules["ssl"] = None  # type: ignore[assignment]  # as the program itself does
 
-from tests.fakes.guest_kernel import PaperKernel  # noqa: E402
-from torpor_guest import spool  # noqa: E402
+from tests.fakes.guest_kernel import PaperKernel, place_of  # noqa: E402
 from torpor_guest.main import main  # noqa: E402
 
 if TYPE_CHECKING:
@@ -58,40 +58,45 @@ class FileKernel(PaperKernel):
         os.close(fd)
 
 
-def watch_loop(kernel: FileKernel) -> None:
-    """Note each write to a disk by the loop's thread while it is frozen."""
-    harmless = ("/proc/", "/sys/", "/dev/", str(kernel.root))
+class Watch:
+    """Notes each write to a disk by the loop's thread while it is frozen."""
 
-    def blocked(what: str) -> None:
-        if kernel.frozen and threading.current_thread() is threading.main_thread():
-            kernel.add("blocked", what)
+    def __init__(self, kernel: FileKernel) -> None:
+        self._kernel = kernel
+        self._harmless = ("/proc/", "/sys/", "/dev/", str(kernel.root))
+        self._write, self._close = os.write, os.close
+        os.write, os.close = self.write, self.close  # type: ignore[assignment]
+        sys.addaudithook(self.hook)
 
-    def hook(event: str, args: tuple[Any, ...]) -> None:
+    def hook(self, event: str, args: tuple[Any, ...]) -> None:
+        """See `sys.addaudithook`."""
         if event in _WRITES:
-            blocked(f"{event} {args}")
-        elif event == "open" and not str(args[0]).startswith(harmless):
-            flags = args[2] if isinstance(args[2], int) else 0
-            if flags & (os.O_ACCMODE | os.O_CREAT):
-                blocked(f"open {args}")
+            self.note(event, str(args))
+        elif event == "open" and isinstance(args[2], int) and args[2] & (os.O_ACCMODE | os.O_CREAT):
+            self.note("open", str(args[0]))
 
-    def append(self: spool.Spool, data: bytes) -> int:
-        blocked(f"append to {self.path}")
-        return original(self, data)
+    def write(self, fd: int, data: bytes) -> int:
+        """See `os.write`."""
+        if self._kernel.frozen and stat.S_ISREG(os.fstat(fd).st_mode):
+            self.note("write", place_of(fd))
+        return self._write(fd, data)
 
-    def close(fd: int) -> None:
-        if kernel.frozen and os.fstat(fd).st_nlink == 0:
-            blocked(f"close of {os.readlink(f'/proc/self/fd/{fd}')}")  # noqa: PTH115
-        original_close(fd)
+    def close(self, fd: int) -> None:
+        """See `os.close`: the last one of a file without a name frees its blocks."""
+        if self._kernel.frozen and os.fstat(fd).st_nlink == 0:
+            self.note("close", place_of(fd))
+        self._close(fd)
 
-    original, original_close = spool.Spool.append, os.close
-    spool.Spool.append = append  # type: ignore[method-assign]
-    os.close = close
-    sys.addaudithook(hook)
+    def note(self, what: str, where: str) -> None:
+        """Note a write, if it is one that would have blocked the loop."""
+        is_loop = threading.current_thread() is threading.main_thread()
+        if self._kernel.frozen and is_loop and not where.startswith(self._harmless):
+            self._kernel.add("blocked", f"{what} {where}")
 
 
 if __name__ == "__main__":
     root = Path(os.environ.pop("TORPOR_TEST_ROOT"))
     root.mkdir(parents=True, exist_ok=True)
     paper = FileKernel(root)
-    watch_loop(paper)
+    Watch(paper)
     main(paper)
