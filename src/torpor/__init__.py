@@ -1,1 +1,53 @@
-"""Torpor: a computer for every AI agent that can be put down and picked up."""
+"""Torpor: a computer for every AI agent that can be put down and picked up.
+
+The public names are imported when they are first used, so that `import torpor` costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torpor import errors
+    from torpor.sdk.client import Client
+    from torpor.sdk.sandbox import AsyncSandbox
+    from torpor.sdk.sync_sandbox import Sandbox
+    from torpor.sdk.sync_templates import Templates
+    from torpor.sdk.templates import AsyncTemplates
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AsyncSandbox",
+    "AsyncTemplates",
+    "Client",
+    "Sandbox",
+    "Templates",
+    "__version__",
+    "errors",
+]
+
+_HOMES = {
+    "AsyncSandbox": "torpor.sdk.sandbox",
+    "AsyncTemplates": "torpor.sdk.templates",
+    "Client": "torpor.sdk.client",
+    "Sandbox": "torpor.sdk.sync_sandbox",
+    "Templates": "torpor.sdk.sync_templates",
+}
+"""Where each public name is defined."""
+
+
+def __getattr__(name: str) -> object:
+    if name == "errors":
+        return importlib.import_module("torpor.errors")
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'torpor' has no attribute {name!r}")
+    found: object = getattr(importlib.import_module(home), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -7,12 +7,18 @@ import asyncio
 import json
 import os
 import signal
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from torpor.base import proc
 from torpor.base.proc import ProcessId
 from torpor.errors import VmmFailed
-from torpor.vmm.base import HostSupport, MachineSpec, VmmStatus
+from torpor.layers.ram import PAGE, RamLayer, RamLayerWriter
+from torpor.model import ExecInfo, Renewal
+from torpor.vmm.base import HostSupport, MachineSpec, SavedMachine, VmmStatus
 
 
 class FakeVmm:
@@ -22,6 +28,7 @@ class FakeVmm:
         self.process = process
         self.agent_socket = folder / "vm" / "agent.sock"
         self._driver = driver
+        self._folder = folder
         self.closed = False
 
     async def status(self) -> VmmStatus:
@@ -45,6 +52,26 @@ class FakeVmm:
             while await self.status() != want:
                 await asyncio.sleep(0.001)
 
+    async def save_devices(self) -> Path:
+        await self._driver.step("devices")
+        path = self._folder / "vm" / "devices"
+        path.write_bytes(f"devices of {self._folder.name}".encode())
+        return path
+
+    async def save_ram(self, path: Path, previous: Sequence[Path] = ()) -> RamLayer:
+        await self._driver.step("ram")
+        with RamLayerWriter(path, 4 * PAGE, previous) as writer:
+            writer.add(np.array([1]), memoryview(bytes([len(previous) + 1]) * PAGE))
+            return writer.finish(sync=False)
+
+    async def switch_disk(self, overlay: Path) -> None:
+        await self._driver.step("switch")
+        self._driver.note(self._folder, active=str(overlay))
+        await self._driver.step("switched")
+
+    async def active_disk(self) -> Path:
+        return Path(self._driver.noted(self._folder)["active"])
+
     async def kill(self) -> None:
         await self.process.kill()
 
@@ -62,14 +89,18 @@ class FakeDriver:
 
     def __init__(self) -> None:
         self.fail: dict[str, Exception] = {}
+        self.fail_once: dict[str, Exception] = {}
         self.block: dict[str, asyncio.Event] = {}
         self.reached: dict[str, asyncio.Event] = {}
         self.starts = 0
+        self.restored: list[tuple[MachineSpec, SavedMachine]] = []
 
     async def step(self, name: str) -> None:
         self.reached.setdefault(name, asyncio.Event()).set()
         if name in self.block:
             await self.block[name].wait()
+        if name in self.fail_once:
+            raise self.fail_once.pop(name)
         if name in self.fail:
             raise self.fail[name]
 
@@ -87,15 +118,44 @@ class FakeDriver:
 
     async def start(self, folder: Path, spec: MachineSpec) -> FakeVmm:
         await self.step("start")
-        (folder / "vm").mkdir()
+        return self._started(folder, spec)
+
+    async def restore(self, folder: Path, spec: MachineSpec, saved: SavedMachine) -> FakeVmm:
+        await self.step("restore")
+        assert saved.ram_image.stat().st_size == 4 * PAGE
+        assert saved.device_state.read_bytes().startswith(b"devices of")
+        vmm = self._started(folder, spec)
+        os.kill(vmm.process.pid, signal.SIGSTOP)
+        self.restored.append((spec, saved))
+        return vmm
+
+    def _started(self, folder: Path, spec: MachineSpec) -> FakeVmm:
+        for layer in (*spec.disk.layers[1:], spec.disk.active):
+            assert layer.exists(), f"{layer} is missing"
+        (folder / "vm").mkdir(exist_ok=True)
         (folder / "vm" / "ram").write_bytes(b"ram")
         (folder / "vm" / "console.log").write_text("Linux version 6.12\nlogin:\n")
         with (folder / "vmm.log").open("wb") as log:
             process = proc.start_detached(["sleep", "3600"], log=log, cwd=folder / "vm")
         self.starts += 1
-        record = {"pid": process.pid, "started_ticks": process.started_ticks}
-        (folder / "vmm.json").write_text(json.dumps(record))
+        self.note(
+            folder,
+            pid=process.pid,
+            started_ticks=process.started_ticks,
+            active=str(spec.disk.active),
+        )
         return FakeVmm(process, folder, self)
+
+    @staticmethod
+    def noted(folder: Path) -> dict[str, Any]:
+        try:
+            found: dict[str, Any] = json.loads((folder / "vmm.json").read_text())
+        except FileNotFoundError:
+            return {}
+        return found
+
+    def note(self, folder: Path, **changes: Any) -> None:
+        (folder / "vmm.json").write_text(json.dumps(self.noted(folder) | changes))
 
     async def adopt(self, folder: Path) -> FakeVmm | None:
         await self.step("adopt")
@@ -114,11 +174,9 @@ class FakeDriver:
     def last_words(self, folder: Path) -> str:
         return (folder / "vmm.log").read_text() if (folder / "vmm.log").exists() else ""
 
-    @staticmethod
-    def _found(folder: Path) -> ProcessId | None:
-        try:
-            record = json.loads((folder / "vmm.json").read_text())
-        except FileNotFoundError:
+    def _found(self, folder: Path) -> ProcessId | None:
+        record = self.noted(folder)
+        if not record:
             return None
         process = ProcessId(record["pid"], record["started_ticks"])
         return process if process.alive() else None
@@ -131,9 +189,35 @@ class FakeAgent:
         self.closed = False
         self.calls: list[str] = []
         self.files: dict[str, bytes] = {}
+        self.renewals: list[Renewal] = []
+        self.execs: list[ExecInfo] = []
+        self.frozen = False
+        self.holds = True
 
     async def set_clock(self, now: object) -> None:
         self.calls.append("set_clock")
+
+    async def renew(self, renewal: Renewal) -> None:
+        self.calls.append(f"renew {renewal.reason}")
+        self.renewals.append(renewal)
+
+    async def sync(self) -> None:
+        self.calls.append("sync")
+
+    async def freeze(self, *, dead_man_seconds: float) -> None:
+        self.calls.append("freeze")
+        self.frozen = True
+
+    async def thaw(self) -> bool:
+        self.calls.append("thaw")
+        held, self.frozen = self.frozen and self.holds, False
+        return held
+
+    async def settle(self, *, timeout_s: float) -> None:
+        self.calls.append("settle")
+
+    async def exec_list(self) -> list[ExecInfo]:
+        return self.execs
 
     async def grow_disk(self) -> int:
         self.calls.append("grow_disk")

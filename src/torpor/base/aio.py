@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import contextlib
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, TypeVar
 
 import anyio
@@ -35,6 +36,20 @@ async def finish(cleanup: Coroutine[Any, Any, None], *, within_s: float) -> None
             cancelled.add_note(f"cleanup also failed: {failure!r}")
         raise cancelled
     task.result()
+
+
+@contextlib.asynccontextmanager
+async def closing(source: AsyncIterator[T]) -> AsyncIterator[AsyncIterator[T]]:
+    """Enter with `source`, and close it at the end (if it can be closed) before anything around it.
+
+    A generator that is left half-way is otherwise closed by the garbage collector, later and elsewhere.
+    """
+    try:
+        yield source
+    finally:
+        aclose = getattr(source, "aclose", None)
+        if aclose is not None:
+            await aclose()
 
 
 class Supervisor:

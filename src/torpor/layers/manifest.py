@@ -40,6 +40,8 @@ class Manifest:
     """RAM layers, the oldest first; together they are the whole memory."""
     devices: LayerRef
     """CPUs and devices; the file lies beside the manifest."""
+    epoch: int
+    """The guest channel's epoch when it was taken; a machine that goes on from it is connected to with a higher one."""
     inventory: Mapping[str, Any] | None = None
     """What was installed and running; taken by later versions."""
 
@@ -62,6 +64,7 @@ def to_json(manifest: Manifest) -> dict[str, object]:
         "disk": [_ref(ref) for ref in manifest.disk],
         "ram": [_ref(ref) for ref in manifest.ram],
         "devices": _ref(manifest.devices),
+        "epoch": manifest.epoch,
         "inventory": manifest.inventory,
     }
 
@@ -91,6 +94,7 @@ def _manifest(raw: Any) -> Manifest:
         disk=tuple(_layer(ref) for ref in raw["disk"]),
         ram=tuple(_layer(ref) for ref in raw["ram"]),
         devices=_layer(raw["devices"]),
+        epoch=int(raw["epoch"]),
         inventory=raw["inventory"],
     )
 

@@ -242,9 +242,8 @@ class LayerStore:
                 p for p in self._home.layers.iterdir() if p.name.partition(".")[0] not in keep
             ]
             known = {*self._manifests, *mapped}
-            doomed += [
-                p for p in self._home.images.iterdir() if p.suffix == ".tmp" or p.stem not in known
-            ]
+            images = [p for p in self._home.images.iterdir() if p.suffix in (".img", ".tmp")]
+            doomed += [p for p in images if p.suffix == ".tmp" or p.stem not in known]
             for path in doomed:
                 freed += allocated_bytes(path)
                 path.unlink(missing_ok=True)

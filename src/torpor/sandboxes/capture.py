@@ -136,6 +136,7 @@ def _manifest(
         disk=disk_refs,
         ram=ram_refs,
         devices=devices_ref,
+        epoch=m.row.epoch,
     )
 
 

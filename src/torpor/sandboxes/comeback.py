@@ -18,7 +18,7 @@ from torpor.layers.manifest import Manifest
 from torpor.model import BootMode, SandboxState, SnapshotId
 from torpor.sandboxes import capture
 from torpor.sandboxes import folder as files
-from torpor.sandboxes.birth import RenewalReason, renewal
+from torpor.sandboxes.birth import RenewalReason, hostname_of, renewal
 from torpor.sandboxes.fit import check_fits
 from torpor.sandboxes.lifecycle import check_move
 from torpor.sandboxes.machine import SandboxMachine
@@ -81,6 +81,7 @@ async def rollback(m: SandboxMachine, manifest: Manifest) -> None:
     check_fits(manifest.info, m.parts.host)
     await asyncio.to_thread(m.parts.layers.image, manifest)
     layers = replace(layers_at(manifest), active=new_id("lyr"))
+    await m.save(replace(m.row, epoch=max(m.row.epoch, manifest.epoch)))
     await m.move(
         S.RESTORING,
         layers=layers,
@@ -131,7 +132,9 @@ async def _run(
     reach(f"{reason}.started")
     await vmm.resume()
     guest = await m.guest()
-    await m.until_end(guest.renew(renewal(m, reason, hostname=None)))
+    # a snapshot of another sandbox, such as the one this was forked from, holds that one's identity
+    hostname = None if manifest.info.sandbox_id == m.info.id else hostname_of(m.info.id)
+    await m.until_end(guest.renew(renewal(m, reason, hostname=hostname)))
     reach(f"{reason}.renewed")
     boot_ms = round((m.parts.clock.monotonic_s() - begun) * 1000)
     await m.move(S.RUNNING, boot_mode=boot_mode, boot_ms=boot_ms)

@@ -73,28 +73,25 @@ _IMAGE_SHARE = 0.9
 """Of a template's build: the image; the rest is its snapshot."""
 
 
-async def open_engine(home: Home) -> Engine:
-    """Return the engine of `home`, with the QEMU driver, after it has adopted what an earlier daemon left.
+def open_engine(home: Home) -> Engine:
+    """Return the engine of `home`, with the QEMU driver; `start` it before use. Blocks.
 
     Raises:
         DataDamaged, InsufficientResources: the home's database cannot be used.
     """
-    await asyncio.to_thread(home.prepare)
+    home.prepare()
     driver = QemuDriver()
     parts = Parts(
         home=home,
-        rows=SandboxRows(await asyncio.to_thread(Database.open, home.database)),
+        rows=SandboxRows(Database.open(home.database)),
         layers=LayerStore(home),
         driver=driver,
         templates=TemplateStore(home, TemplateBooter(driver, connect)),
         connect_guest=connect,
         clock=SystemClock(),
         report=lambda name, exc: log.error("%s: %s", name, exc, exc_info=exc),
-        host=await driver.probe(),
     )
-    engine = Engine(parts)
-    await engine.start()
-    return engine
+    return Engine(parts)
 
 
 class Engine:
@@ -109,6 +106,7 @@ class Engine:
 
     async def start(self) -> None:
         """Adopt what an earlier daemon left, and begin."""
+        self._parts.host = await self._parts.driver.probe()
         for problem in await asyncio.to_thread(self._parts.layers.load):
             self._parts.report("a snapshot", problem)
         await self._parts.templates.clean()
@@ -175,7 +173,7 @@ class Engine:
 
     async def fork(
         self, source: SandboxId | SnapshotId, spec: RestoreSpec, *, count: int = 1
-    ) -> list[SandboxInfo | TorporError]:
+    ) -> tuple[SandboxInfo | TorporError, ...]:
         """Make `count` sandboxes from a running sandbox or a snapshot; each is a sandbox or its own error."""
         if not 1 <= count <= FORKS_MOST:
             raise InvalidRequest(
@@ -194,7 +192,7 @@ class Engine:
             except TorporError as exc:
                 return exc
 
-        return list(await asyncio.gather(*(one() for _ in range(count))))
+        return tuple(await asyncio.gather(*(one() for _ in range(count))))
 
     async def get(self, sandbox_id: SandboxId) -> SandboxInfo:
         """Return a sandbox, also one deleted within a day."""
@@ -466,7 +464,12 @@ class Engine:
         )
         left = None if spec.ttl_seconds is None else timedelta(seconds=spec.ttl_seconds)
         layers = MachineLayers() if origin is None else layers_at(origin)
-        return SandboxRow(info, ttl_left=left, layers=replace(layers, active=new_id("lyr")))
+        return SandboxRow(
+            info,
+            epoch=0 if origin is None else origin.epoch,
+            ttl_left=left,
+            layers=replace(layers, active=new_id("lyr")),
+        )
 
     def _row_of(self, origin: Manifest, spec: RestoreSpec) -> SandboxRow:
         info = origin.info

@@ -38,7 +38,9 @@ class Parts:
     clock: Clock
     report: Callable[[str, BaseException], None]
     """Takes failures that no caller waits for."""
-    host: HostSupport
+    host: HostSupport = field(
+        default_factory=lambda: HostSupport("", False, None, None, None, "nobody looked yet")
+    )
     """What the driver found on this host; looked up anew before each create."""
     pins: Pins = field(default_factory=Pins)
     boot_timeout_s: float = 300.0

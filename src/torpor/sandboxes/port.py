@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
+from torpor.errors import TorporError
 from torpor.guest.port import Guest
+from torpor.layers.store import Damage, LayerUse
 from torpor.model import (
     BuildEvent,
+    Consistency,
     OnTimeout,
+    RestoreSpec,
     SandboxFilter,
     SandboxId,
     SandboxInfo,
     SandboxPage,
     SandboxSpec,
+    SnapshotId,
+    SnapshotInfo,
     TemplateInfo,
 )
 
@@ -65,6 +71,94 @@ class EnginePort(Protocol):
         """Let the sandbox end `ttl_seconds` from now (None: never)."""
         ...
 
+    async def set_idle(self, sandbox_id: SandboxId, idle_seconds: int | None) -> SandboxInfo:
+        """Let the sandbox hibernate by itself after so long without work (None: never).
+
+        Work is: a caller that holds the guest (`guest`), and a command that runs in the machine.
+        """
+        ...
+
+    async def restore(
+        self,
+        snapshot_id: SnapshotId,
+        spec: RestoreSpec,
+        *,
+        reason: Literal["restore", "fork"] = "restore",
+    ) -> SandboxInfo:
+        """Make a new sandbox that goes on exactly at a snapshot, with an identity of its own.
+
+        Raises:
+            NotFound: no such snapshot.
+            SnapshotUnusable: its RAM belongs to another driver, version or CPU, and `allow_cold` is off.
+            DataDamaged: a layer is missing or damaged.
+            InsufficientResources: no room; nothing was made.
+        """
+        ...
+
+    async def fork(
+        self, source: SandboxId | SnapshotId, spec: RestoreSpec, *, count: int = 1
+    ) -> tuple[SandboxInfo | TorporError, ...]:
+        """Make `count` (1 to 100) sandboxes from a sandbox, which is snapshot first and goes on, or a snapshot.
+
+        Each result is a sandbox or its own error. Raises what `snapshot` raises; then nothing was made.
+        """
+        ...
+
+    async def hibernate(self, sandbox_id: SandboxId) -> SnapshotInfo:
+        """Put a running or paused sandbox to sleep: all CPU and RAM are given back. Idempotent.
+
+        After a failure it is as it was. Being asleep uses up no TTL.
+        """
+        ...
+
+    async def wake(self, sandbox_id: SandboxId) -> SandboxInfo:
+        """Let a hibernated sandbox go on at the exact instruction. Idempotent; after a failure it sleeps on."""
+        ...
+
+    async def rollback(self, sandbox_id: SandboxId, snapshot_id: SnapshotId) -> SandboxInfo:
+        """Put a sandbox back to a snapshot: same id, same identity; what it did since then is gone.
+
+        Allowed from running, paused, hibernated, stopped and failed. What the outside world saw stays.
+        """
+        ...
+
+    async def snapshot(
+        self,
+        sandbox_id: SandboxId,
+        *,
+        label: str | None = None,
+        consistency: Consistency = "filesystem",
+        metadata: Mapping[str, str] | None = None,
+    ) -> SnapshotInfo:
+        """Take a snapshot of a running, paused or hibernated sandbox, which goes on as it was.
+
+        Raises:
+            Conflict: this sandbox has a snapshot with that label.
+            GuestFailed: its file systems could not be quieted; nothing was taken.
+            InsufficientResources: the disk is full; nothing was taken.
+        """
+        ...
+
+    async def snapshots(self, sandbox_id: SandboxId | None = None) -> tuple[SnapshotInfo, ...]:
+        """Return the snapshots of one sandbox (also a deleted one), or all, newest first."""
+        ...
+
+    async def get_snapshot(self, snapshot_id: SnapshotId) -> SnapshotInfo:
+        """Return one snapshot. Raises `NotFound`."""
+        ...
+
+    async def delete_snapshot(self, snapshot_id: SnapshotId) -> int:
+        """Remove a snapshot; return the bytes freed. Raises `Conflict` while a sandbox sleeps at it."""
+        ...
+
+    async def verify_snapshot(self, snapshot_id: SnapshotId) -> tuple[Damage, ...]:
+        """Read all that a snapshot needs, compare it with its digests, and return what is damaged."""
+        ...
+
+    async def layers(self) -> tuple[LayerUse, ...]:
+        """Return every layer with its size and who needs it."""
+        ...
+
     def console(self, sandbox_id: SandboxId, *, follow: bool = False) -> AsyncIterator[bytes]:
         """Yield the machine's console log from its beginning; with `follow` go on until the machine ends."""
         ...
@@ -72,10 +166,13 @@ class EnginePort(Protocol):
     def guest(self, sandbox_id: SandboxId) -> AbstractAsyncContextManager[Guest]:
         """Enter with the sandbox's connected guest, marked as in use until the context is left.
 
+        A hibernated sandbox is woken first.
+
         Raises:
             NotFound: no such sandbox.
             WrongState: it is not running.
             GuestUnreachable: its agent does not answer.
+            GenerationChanged: it was rolled back or put to sleep while the context was held.
         """
         ...
 

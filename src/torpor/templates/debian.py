@@ -151,8 +151,10 @@ def explain(step: str, tail: list[str], message: str) -> TorporError:
             log=log,
         )
     mistakes = [line for line in tail if line.startswith(("E: ", "Err:", "W: Failed"))]
-    steps = [line for line in tail if line.startswith("run step ")]
-    reason = (steps or mistakes or tail[-1:] or [message])[0]
+    for line in tail:
+        if line.startswith("run step "):
+            return BuildFailed(f"the recipe's {line}", step="run", log=log)
+    reason = (mistakes or tail[-1:] or [message])[0]
     hint = None
     if re.search(r"Could not (resolve|connect)|Failed to fetch|Temporary failure", log):
         hint = "is the mirror reachable? TORPOR_DEBIAN_MIRROR names another"

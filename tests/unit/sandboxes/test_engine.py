@@ -5,19 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable, Collection, Coroutine
-from dataclasses import dataclass, field
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.fakes.driver import FakeConnect, FakeDriver, FakeVmm
-from tests.fakes.records import FakeClock, make_template
-from torpor.base.home import Home
-from torpor.db.database import Database
-from torpor.db.sandboxes import SandboxRows
+from tests.unit.sandboxes.world import Play, World
 from torpor.errors import (
     Conflict,
     GuestUnreachable,
@@ -29,134 +22,21 @@ from torpor.errors import (
 )
 from torpor.model import SandboxFilter, SandboxId, SandboxInfo, SandboxSpec, SandboxState
 from torpor.sandboxes import admission, engine
-from torpor.sandboxes.engine import Engine
-from torpor.sandboxes.parts import Parts
-from torpor.templates import Template
 
 S = SandboxState
 
 
-class FakeTemplates:
-    """One template, called base."""
-
-    def __init__(self, folder: Path) -> None:
-        self._template = Template(
-            info=make_template(disk_gib=1),
-            disk=folder / "disk.raw",
-            kernel=folder / "vmlinuz",
-            initrd=folder / "initrd",
-            cmdline="console=ttyS0",
-            recipe_digest="0" * 64,
-        )
-        self.deleted: list[str] = []
-
-    async def clean(self) -> None:
-        pass
-
-    async def aclose(self) -> None:
-        pass
-
-    def collect(self, needed: Collection[str]) -> None:
-        pass
-
-    def get(self, name: str) -> Template:
-        if name != "base":
-            raise NotFound(f"there is no template {name}", hint="torpor template build base")
-        return self._template
-
-    def delete(self, name: str, *, needed: Collection[str]) -> None:
-        if self._template.info.digest in needed:
-            raise Conflict(f"template {name} is needed by sandboxes")
-        self.deleted.append(name)
-
-
-@dataclass
-class World:
-    """An engine and all that it stands on."""
-
-    home: Home
-    driver: FakeDriver = field(default_factory=FakeDriver)
-    connect: FakeConnect = field(default_factory=FakeConnect)
-    clock: FakeClock = field(default_factory=FakeClock)
-    reports: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.home.prepare()
-        self.templates = FakeTemplates(self.home.templates)
-        self.engine = self.new_engine()
-
-    def new_engine(self) -> Engine:
-        parts = Parts(
-            home=self.home,
-            rows=SandboxRows(Database.open(self.home.database)),
-            driver=self.driver,
-            templates=self.templates,  # type: ignore[arg-type]
-            connect_guest=self.connect,  # type: ignore[arg-type]
-            clock=self.clock,
-            report=lambda name, exc: self.reports.append(f"{name}: {exc!r}"),
-        )
-        return Engine(parts)
-
-    async def restart(self) -> None:
-        """End the engine and begin another, as after a daemon's end."""
-        await self.engine.aclose()
-        self.engine = self.new_engine()
-        await self.engine.start()
-
-    async def create(self, **spec: Any) -> SandboxInfo:
-        return await self.engine.create(SandboxSpec(template="base", **spec))
-
-    def folder(self, sandbox_id: SandboxId) -> Path:
-        return self.home.sandboxes / sandbox_id
-
-    def vmm(self, sandbox_id: SandboxId) -> FakeVmm:
-        vmm = self.engine._tasks[sandbox_id]._vmm
-        assert isinstance(vmm, FakeVmm)
-        return vmm
-
-    async def until(self, sandbox_id: SandboxId, state: SandboxState) -> SandboxInfo:
-        async with asyncio.timeout(10):
-            while (info := await self.engine.get(sandbox_id)).state is not state:
-                await asyncio.sleep(0.005)
-        return info
-
-
-Play = Callable[[Callable[[World], Coroutine[Any, Any, None]]], None]
-
-
-@pytest.fixture
-def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
-    """Run a scene in a fresh world, then delete all that it left and look that nothing is left."""
-    monkeypatch.setattr(admission, "free_bytes", lambda _: 1 << 50)
-
-    def run(scene: Callable[[World], Coroutine[Any, Any, None]]) -> None:
-        async def main() -> None:
-            world = World(Home(tmp_path / "home"))
-            await world.engine.start()
-            try:
-                await scene(world)
-            finally:
-                world.driver.fail.clear()
-                for gate in world.driver.block.values():
-                    gate.set()
-                for info in (await world.engine.list(SandboxFilter(limit=1000))).items:
-                    await world.engine.delete(info.id)
-                await world.engine.aclose()
-            assert list(world.home.sandboxes.iterdir()) == []
-
-        asyncio.run(main())
-
-    return run
-
-
 def test_create_get_list_delete(play: Play) -> None:
     async def scene(world: World) -> None:
+        await world.warm()
         made = await world.create(metadata={"a": "b"}, env={"TOKEN": "hush"})
         assert made.state is S.RUNNING
-        assert (made.boot_mode, made.env_names, made.driver) == ("cold", ("TOKEN",), "fake")
+        assert (made.boot_mode, made.env_names, made.driver) == ("restore", ("TOKEN",), "fake")
         assert await world.engine.get(made.id) == made
         assert (await world.engine.list(SandboxFilter(metadata={"a": "b"}))).items == (made,)
-        assert world.connect.agents[0].calls == ["set_clock"]
+        (renewal,) = world.connect.agents[0].renewals
+        assert (renewal.reason, renewal.hostname) == ("create", made.id.replace("_", "-"))
+        assert len(renewal.entropy) == 64
         assert b"hush" in world.connect.agents[0].files["/etc/torpor/sandbox.json"]
         assert b"hush" not in b"".join(p.read_bytes() for p in world.home.root.glob("torpor.db*"))
         async with world.engine.guest(made.id) as guest:
@@ -187,7 +67,9 @@ def test_what_is_not_there_and_what_cannot_be(play: Play) -> None:
             await world.engine.create(SandboxSpec(template="nope"))
         bad: list[dict[str, Any]] = [
             {"network": "bridge"},
-            {"on_timeout": "hibernate"},
+            {"idle_seconds": 0},
+            {"ttl_seconds": 0},
+            {"ttl_seconds": -5},
             {"on_timeout": "explode"},
             {"env": {"A=B": "x"}},
             {"env": {"A": "x\0y"}},
@@ -223,9 +105,10 @@ def test_no_memory_is_refused_before_anything_exists(
     play(scene)
 
 
-@pytest.mark.parametrize("step", ["overlay", "start"])
+@pytest.mark.parametrize("step", ["overlay", "restore"])
 def test_a_create_that_fails_says_why_and_leaves_no_process(play: Play, step: str) -> None:
     async def scene(world: World) -> None:
+        await world.warm()
         world.driver.fail[step] = VmmFailed("no such luck")
         with pytest.raises(VmmFailed, match="no such luck"):
             await world.create()
@@ -241,6 +124,7 @@ def test_a_create_that_fails_says_why_and_leaves_no_process(play: Play, step: st
 
 def test_an_agent_that_never_answers_fails_the_create_and_ends_the_machine(play: Play) -> None:
     async def scene(world: World) -> None:
+        await world.warm()
         world.connect.fail = GuestUnreachable("the agent did not answer within 300 s")
         with pytest.raises(GuestUnreachable):
             await world.create()
@@ -248,13 +132,14 @@ def test_an_agent_that_never_answers_fails_the_create_and_ends_the_machine(play:
         assert info.state is S.FAILED
         assert "did not answer" in str(info.error)
         assert "login:" in str(info.error), "the console's end belongs into the reason"
-        assert FakeDriver._found(world.folder(info.id)) is None
+        assert world.driver._found(world.folder(info.id)) is None
 
     play(scene)
 
 
 def test_a_machine_that_dies_while_booting_ends_the_create_at_once(play: Play) -> None:
     async def scene(world: World) -> None:
+        await world.warm()
         world.connect.block = asyncio.Event()
         creating = asyncio.create_task(world.create())
         await asyncio.wait_for(world.connect.reached.wait(), 10)
@@ -269,6 +154,7 @@ def test_a_machine_that_dies_while_booting_ends_the_create_at_once(play: Play) -
 
 def test_delete_breaks_a_create_off(play: Play) -> None:
     async def scene(world: World) -> None:
+        await world.warm()
         world.connect.block = asyncio.Event()
         creating = asyncio.create_task(world.create())
         await asyncio.wait_for(world.connect.reached.wait(), 10)
@@ -285,6 +171,7 @@ def test_delete_breaks_a_create_off(play: Play) -> None:
 
 def test_a_caller_that_goes_away_undoes_nothing(play: Play) -> None:
     async def scene(world: World) -> None:
+        await world.warm()
         world.connect.block = asyncio.Event()
         creating = asyncio.create_task(world.create())
         await asyncio.wait_for(world.connect.reached.wait(), 10)
@@ -309,10 +196,9 @@ def test_pause_and_resume(play: Play) -> None:
             async with world.engine.guest(info.id):
                 pass
         assert "torpor resume" in str(caught.value.hint)
-        calls = len(world.connect.agents[0].calls)
         assert (await world.engine.resume(info.id)).state is S.RUNNING
         assert await world.vmm(info.id).status() == "running"
-        assert world.connect.agents[0].calls[calls:] == ["set_clock"], "its clock stood still"
+        assert world.connect.agents[-1].calls == ["set_clock"], "its clock stood still"
 
     play(scene)
 
@@ -402,13 +288,14 @@ def test_set_ttl_can_lift_the_end(play: Play) -> None:
         with pytest.raises(InvalidRequest):
             await world.engine.set_ttl(info.id, 0)
         with pytest.raises(InvalidRequest):
-            await world.engine.set_ttl(info.id, 5, on_timeout="hibernate")
+            await world.engine.set_ttl(info.id, 5, on_timeout="explode")  # type: ignore[arg-type]
 
     play(scene)
 
 
 def test_the_next_daemon_adopts_running_and_paused_machines(play: Play) -> None:
     async def scene(world: World) -> None:
+        await world.warm()
         running, paused = await world.create(ttl_seconds=50), await world.create()
         await world.engine.pause(paused.id)
         pids = {i.id: world.vmm(i.id).process for i in (running, paused)}
@@ -419,8 +306,9 @@ def test_the_next_daemon_adopts_running_and_paused_machines(play: Play) -> None:
         assert (await world.engine.resume(paused.id)).state is S.RUNNING
         async with world.engine.guest(running.id):
             pass
-        assert len(world.connect.epochs) == 4
-        assert world.connect.epochs[3] == 2, "each connect has an epoch of its own"
+        assert world.connect.epochs == [2, 2, 3, 3], (
+            "higher than any before, the template's own included"
+        )
         os.kill(pids[running.id].pid, signal.SIGKILL)
         await world.until(running.id, S.FAILED)
 
@@ -458,7 +346,7 @@ def test_folders_without_a_row_go_and_one_bad_sandbox_stops_no_other(play: Play)
 
 
 def world_pid(world: World, info: SandboxInfo) -> int:
-    found = FakeDriver._found(world.folder(info.id))
+    found = world.driver._found(world.folder(info.id))
     assert found is not None
     return found.pid
 

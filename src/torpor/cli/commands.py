@@ -1,0 +1,41 @@
+"""Every command of `torpor`: where it is, and its one line of help. Modules are imported when they are run.
+
+To add a command, add a line: `module` has an attribute `function`, either a function that Typer can
+take or a `typer.Typer` of its own with sub-commands.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Lazy:
+    """A command that is not imported yet."""
+
+    module: str
+    function: str
+    help: str
+
+
+COMMANDS: dict[str, Lazy] = {
+    "create": Lazy("torpor.cli.sandboxes", "create", "Make a sandbox and print its id."),
+    "ls": Lazy("torpor.cli.sandboxes", "ls", "List sandboxes, newest first."),
+    "get": Lazy("torpor.cli.sandboxes", "get", "Show all that is so about a sandbox."),
+    "pause": Lazy("torpor.cli.sandboxes", "pause", "Stop a sandbox's CPUs; its memory stays."),
+    "resume": Lazy("torpor.cli.sandboxes", "resume", "Let a paused sandbox run on."),
+    "ttl": Lazy("torpor.cli.sandboxes", "ttl", "Say when a sandbox is to end."),
+    "rm": Lazy("torpor.cli.sandboxes", "rm", "End and remove sandboxes."),
+    "logs": Lazy("torpor.cli.sandboxes", "logs", "Print a sandbox's console log."),
+    "exec": Lazy("torpor.cli.execs", "exec_command", "Run a command in a sandbox."),
+    "shell": Lazy("torpor.cli.execs", "shell", "Run a shell command line in a sandbox."),
+    "attach": Lazy("torpor.cli.execs", "attach", "Follow a command that was started before."),
+    "ps": Lazy("torpor.cli.execs", "ps", "List the processes or commands in a sandbox."),
+    "cp": Lazy("torpor.cli.files", "cp", "Copy files and folders in and out of a sandbox."),
+    "template": Lazy("torpor.cli.templates", "app", "Build and look after templates."),
+    "doctor": Lazy("torpor.cli.system", "doctor", "Say what this host has and what is missing."),
+    "demo": Lazy(
+        "torpor.cli.demo", "demo", "Do the main job on a real source tree and show the times."
+    ),
+    "serve": Lazy("torpor.cli.system", "serve", "Run the daemon in the foreground."),
+}

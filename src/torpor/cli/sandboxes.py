@@ -1,0 +1,224 @@
+"""Commands on sandboxes: their lives and their consoles."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from torpor.base.units import format_bytes
+from torpor.cli.find import SandboxArg, find
+from torpor.cli.output import (
+    AsJson,
+    age,
+    as_dict,
+    left,
+    pairs,
+    print_facts,
+    print_json,
+    print_table,
+)
+from torpor.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from torpor.model import SandboxInfo
+
+
+def create(
+    template: Annotated[str, typer.Argument(help="A built template.")] = "base",
+    vcpus: Annotated[int | None, typer.Option(help="CPUs; default: the template's.")] = None,
+    ram_mib: Annotated[int | None, typer.Option("--ram-mib", help="Memory in MiB.")] = None,
+    disk_gib: Annotated[int | None, typer.Option("--disk-gib", help="Disk in GiB.")] = None,
+    network: Annotated[str, typer.Option(help="`user` or `none`.")] = "user",
+    env: Annotated[
+        list[str] | None,
+        typer.Option("-e", "--env", metavar="KEY=VALUE", help="For every command."),
+    ] = None,
+    metadata: Annotated[
+        list[str] | None, typer.Option("-m", "--metadata", metavar="KEY=VALUE", help="Your labels.")
+    ] = None,
+    ttl: Annotated[int | None, typer.Option(help="Seconds until it ends; default: never.")] = None,
+    on_timeout: Annotated[str, typer.Option(help="`delete` or `hibernate`.")] = "delete",
+    as_json: AsJson = False,
+) -> None:
+    """Make a sandbox and print its id."""
+    from torpor.sdk.sync_sandbox import Sandbox
+
+    if network not in ("user", "none") or on_timeout not in ("delete", "hibernate"):
+        raise InvalidRequest(
+            f"--network {network!r}, --on-timeout {on_timeout!r}: one of them is not known",
+            hint="--network user|none, --on-timeout delete|hibernate",
+        )
+    sandbox = Sandbox.create(
+        template,
+        vcpus=vcpus,
+        ram_mib=ram_mib,
+        disk_gib=disk_gib,
+        network="user" if network == "user" else "none",
+        env=pairs(env or [], "--env"),
+        metadata=pairs(metadata or [], "--metadata"),
+        ttl_seconds=ttl,
+        on_timeout="delete" if on_timeout == "delete" else "hibernate",
+    )
+    if as_json:
+        print_json(sandbox.info)
+    else:
+        print(sandbox.id)
+
+
+def ls(
+    state: Annotated[str | None, typer.Option(help="Only in this state, also `deleted`.")] = None,
+    template: Annotated[str | None, typer.Option(help="Only of this template.")] = None,
+    metadata: Annotated[
+        list[str] | None, typer.Option("-m", "--metadata", metavar="KEY=VALUE", help="Only with.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print ids only.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List sandboxes, newest first."""
+    from torpor.sdk.sync_sandbox import Sandbox
+
+    found = [
+        sandbox.info
+        for sandbox in Sandbox.list(
+            state=state,
+            template=template,
+            metadata=pairs(metadata or [], "--metadata"),
+            page_size=1000,
+        )
+    ]
+    if as_json:
+        print_json(found)
+    elif quiet:
+        for info in found:
+            print(info.id)
+    else:
+        print_table(
+            ("ID", "STATE", "TEMPLATE", "CPUS", "MEMORY", "DISK", "AGE", "ENDS"),
+            [
+                (
+                    info.id,
+                    info.state,
+                    info.template,
+                    info.vcpus,
+                    format_bytes(info.ram_mib << 20),
+                    format_bytes(info.disk_gib << 30),
+                    age(info.created_at),
+                    left(info.expires_at),
+                )
+                for info in found
+            ],
+            empty="no sandboxes; `torpor create` makes one",
+        )
+
+
+def get(sandbox: SandboxArg, as_json: AsJson = False) -> None:
+    """Show all that is so about a sandbox."""
+    info = find(sandbox).refresh()
+    if as_json:
+        print_json(info)
+    else:
+        print_facts(_facts(info))
+
+
+def _facts(info: SandboxInfo) -> dict[str, object]:
+    """Return what `get` shows; the names of environment variables without their values, which may be secrets."""
+    facts = as_dict(info)
+    facts["ram"] = format_bytes(info.ram_mib << 20)
+    facts["disk"] = format_bytes(info.disk_gib << 30)
+    facts["env"] = ", ".join(info.env_names) or None
+    facts["metadata"] = ", ".join(f"{key}={value}" for key, value in info.metadata.items()) or None
+    facts["created_at"] = f"{info.created_at:%Y-%m-%d %H:%M:%S} UTC, {age(info.created_at)} ago"
+    facts["ends"] = (
+        f"{left(info.expires_at)}, then {info.on_timeout}" if info.expires_at else "never"
+    )
+    for name in ("ram_mib", "disk_gib", "expires_at", "ttl_seconds", "on_timeout"):
+        del facts[name]
+    return facts
+
+
+def pause(sandbox: SandboxArg, as_json: AsJson = False) -> None:
+    """Stop a sandbox's CPUs; its memory stays."""
+    found = find(sandbox)
+    found.pause()
+    if as_json:
+        print_json(found.refresh())
+
+
+def resume(sandbox: SandboxArg, as_json: AsJson = False) -> None:
+    """Let a paused sandbox run on."""
+    found = find(sandbox)
+    found.resume()
+    if as_json:
+        print_json(found.refresh())
+
+
+def ttl(
+    sandbox: SandboxArg,
+    seconds: Annotated[str, typer.Argument(metavar="SECONDS|never", help="From now on.")],
+    on_timeout: Annotated[str | None, typer.Option(help="`delete` or `hibernate`.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say when a sandbox is to end."""
+    if seconds != "never" and not seconds.isdecimal():
+        raise InvalidRequest(f"{seconds!r} is neither a number of seconds nor `never`")
+    if on_timeout not in (None, "delete", "hibernate"):
+        raise InvalidRequest(f"--on-timeout {on_timeout!r} is neither delete nor hibernate")
+    found = find(sandbox)
+    found.set_ttl(
+        None if seconds == "never" else int(seconds),
+        on_timeout=None
+        if on_timeout is None
+        else "delete"
+        if on_timeout == "delete"
+        else "hibernate",
+    )
+    info = found.refresh()
+    if as_json:
+        print_json(info)
+    else:
+        print(left(info.expires_at))
+
+
+def rm(
+    sandboxes: Annotated[
+        list[str] | None, typer.Argument(metavar="SANDBOX…", help="Ids, or beginnings of ids.")
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="Remove all sandboxes.")] = False,
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """End and remove sandboxes."""
+    from torpor.sdk.sync_sandbox import Sandbox
+
+    if every == bool(sandboxes):
+        raise InvalidRequest("give ids, or --all", hint="`torpor ls` lists them")
+    found = (
+        list(Sandbox.list(page_size=1000)) if every else [find(text) for text in sandboxes or []]
+    )
+    if every and found and not yes:
+        if not sys.stdin.isatty():
+            raise InvalidRequest(f"--all would remove {len(found)} sandboxes", hint="add --yes")
+        typer.confirm(f"Remove {len(found)} sandboxes?", abort=True)
+    for sandbox in found:
+        sandbox.delete()
+        if not as_json:
+            print(sandbox.id)
+    if as_json:
+        print_json({"deleted": [sandbox.id for sandbox in found]})
+
+
+def logs(
+    sandbox: SandboxArg,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on as it grows.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Print a sandbox's console log."""
+    chunks = find(sandbox).logs(follow=follow)
+    if as_json and not follow:
+        print_json({"log": b"".join(chunks)})
+        return
+    for chunk in chunks:
+        sys.stdout.buffer.write(chunk)
+        sys.stdout.buffer.flush()

@@ -1,0 +1,96 @@
+"""Templates: bootable images that sandboxes are made from."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
+
+from torpor.base.aio import closing
+from torpor.errors import TorporError, error_from_wire
+from torpor.model import BuildEvent, TemplateInfo
+from torpor.sdk.client import Client, connection, quote_part, raw_bytes
+from torpor.sdk.parse import build_event, template_info
+from torpor.sdk.sse import sse_events
+
+
+class AsyncTemplates:
+    """All calls are on the class; there is nothing to make an instance of."""
+
+    @staticmethod
+    async def list(*, client: Client | None = None) -> list[TemplateInfo]:
+        """Return the built templates, by name."""
+        made = connection(client)
+        return [template_info(item) for item in (await made.call("GET", "/v1/templates"))["items"]]
+
+    @staticmethod
+    async def get(name: str, *, client: Client | None = None) -> TemplateInfo:
+        """Return one built template. Raises `NotFound`."""
+        made = connection(client)
+        return template_info(await made.call("GET", f"/v1/templates/{quote_part(name)}"))
+
+    @staticmethod
+    async def delete(name: str, *, client: Client | None = None) -> None:
+        """Forget a template. Raises `NotFound`, or `Conflict` while a sandbox needs it."""
+        made = connection(client)
+        await made.call("DELETE", f"/v1/templates/{quote_part(name)}")
+
+    @staticmethod
+    async def build(
+        name_or_recipe: str | Path,
+        *,
+        force: bool = False,
+        progress: Callable[[BuildEvent], object] | None = None,
+        client: Client | None = None,
+    ) -> TemplateInfo:
+        """Build a shipped template by name, or one from a recipe file, and return it.
+
+        One that is built already is returned at once unless `force`. A build goes on when the caller goes
+        away; asking again follows it.
+
+        Args:
+            name_or_recipe: `base`, `agent`, or the path of a TOML file (a `Path`, or text with `/` or `.toml`).
+            force: build again.
+            progress: called with each step.
+            client: which daemon; None: as the environment says.
+
+        Raises:
+            NotFound: there is no such recipe.
+            InvalidRequest: the recipe is malformed.
+            BuildFailed: a step failed; facts have the step and the end of its log.
+            HostNotReady: a tool is missing on the host.
+        """
+        steps = AsyncTemplates.build_stream(name_or_recipe, force=force, client=client)
+        async with closing(steps) as events:
+            async for event in events:
+                if progress is not None:
+                    progress(event)
+                if event.template is not None:
+                    return event.template
+        raise TorporError("the build ended without a template", hint="see the daemon's log")
+
+    @staticmethod
+    async def build_stream(
+        name_or_recipe: str | Path, *, force: bool = False, client: Client | None = None
+    ) -> AsyncGenerator[BuildEvent, None]:
+        """Yield the steps of a build as they happen, the finished template with the last. Raises as `build`."""
+        made = connection(client)
+        body = {_source(name_or_recipe)[0]: _source(name_or_recipe)[1], "force": force}
+        async with (
+            made.stream("POST", "/v1/templates/build", body=body) as reply,
+            closing(sse_events(raw_bytes(reply))) as events,
+        ):
+            async for event in events:
+                if event.name == "error":
+                    raise error_from_wire(event.data)
+                if event.name in ("progress", "done"):
+                    yield build_event(event.data)
+
+
+def _source(name_or_recipe: str | Path) -> tuple[str, str]:
+    if (
+        isinstance(name_or_recipe, Path)
+        or "/" in name_or_recipe
+        or name_or_recipe.endswith(".toml")
+    ):
+        return "recipe_path", str(Path(name_or_recipe).absolute())
+    return "name", name_or_recipe

@@ -1,0 +1,5 @@
+"""`python -m torpor.server`: the daemon."""
+
+from torpor.server import main
+
+main()

@@ -1,0 +1,211 @@
+"""`torpord`: holds the home's lock for life, runs the engine, and serves it on a Unix socket and by choice TCP.
+
+SIGTERM and SIGINT stop it; the machines run on and the next daemon adopts them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import uvicorn
+from typing_extensions import override
+
+from torpor import __version__
+from torpor.base.aio import Supervisor
+from torpor.base.fsio import locked
+from torpor.base.home import Home
+from torpor.errors import Busy, TorporError, error_to_wire
+from torpor.sandboxes.port import EnginePort
+from torpor.server.app import create_app
+from torpor.server.listen import listen_tcp, listen_unix, tcp_token
+
+log = logging.getLogger("torpor.server")
+
+KEEP_ALIVE_S = 75
+"""Seconds that an idle connection is kept; clients drop theirs before (30 s), so that none is cut in use."""
+
+GRACE_S = 1
+"""Seconds that requests in flight get when the daemon is told to stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line said."""
+
+    home: Home
+    host: str | None
+    port: int
+    ready_fd: int | None
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Run the daemon until it is told to stop, then exit; with the error's exit code if it could not start."""
+    options = _parse(argv)
+    ready = _ReadyPipe(options.ready_fd)
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    try:
+        with _daemon_lock(options.home):
+            os.chdir(options.home.root)
+            asyncio.run(_serve(options, ready))
+    except TorporError as error:
+        ready.tell(json.dumps(error_to_wire(error)))
+        log.error("%s%s", error.message, f" (hint: {error.hint})" if error.hint else "")  # noqa: TRY400
+        sys.exit(error.exit_code)
+    except OSError as exc:
+        found = TorporError(f"the daemon cannot use {options.home.root}: {exc}")
+        ready.tell(json.dumps(error_to_wire(found)))
+        log.exception("the daemon could not start")
+        sys.exit(found.exit_code)
+    sys.exit(0)
+
+
+def _parse(argv: Sequence[str] | None) -> Options:
+    parser = argparse.ArgumentParser(
+        prog="torpord",
+        description="Serve this host's sandboxes on a Unix socket and, by choice, TCP.",
+    )
+    parser.add_argument("--home", type=Path, help="default: $TORPOR_HOME")
+    parser.add_argument("--host", help="also listen on this address (a token is always needed)")
+    parser.add_argument("--port", type=int, default=7475, help="TCP port, with --host; 0: any")
+    parser.add_argument(
+        "--ready-fd", type=int, help="say `ready` or an error (JSON) here, then close"
+    )
+    parser.add_argument("--version", action="version", version=__version__)
+    found = parser.parse_args(argv)
+    home = Home(found.home.absolute()) if found.home else Home.default()
+    return Options(home=home, host=found.host, port=found.port, ready_fd=found.ready_fd)
+
+
+@contextlib.contextmanager
+def _daemon_lock(home: Home) -> Iterator[None]:
+    home.prepare()
+    try:
+        stack = contextlib.ExitStack()
+        stack.enter_context(locked(home.daemon_lock, wait=False))
+    except Busy as exc:
+        raise Busy(
+            f"another daemon serves {home.root}",
+            hint="use it, or end it first, or choose another TORPOR_HOME",
+            home=home.root,
+        ) from exc
+    with stack:
+        yield
+
+
+async def _serve(options: Options, ready: _ReadyPipe) -> None:
+    from torpor.sandboxes.engine import open_engine
+
+    home = options.home
+    async with contextlib.AsyncExitStack() as stack:
+        engine = open_engine(home)
+        stack.push_async_callback(engine.aclose)
+        await engine.start()
+        servers = [
+            await stack.enter_async_context(listening(engine, listen_unix(home.socket), token=None))
+        ]
+        stack.callback(home.socket.unlink, missing_ok=True)
+        if options.host is not None:
+            tcp = listen_tcp(options.host, options.port)
+            log.info("listening on http://%s:%d", options.host, tcp.getsockname()[1])
+            servers.append(
+                await stack.enter_async_context(listening(engine, tcp, token=tcp_token(home)))
+            )
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        log.info("torpord %s serves %s as process %d", __version__, home.root, os.getpid())
+        ready.tell("ready")
+        await stop.wait()
+        log.info("stopping; machines run on")
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to us, and says when it listens."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listens = asyncio.Event()
+
+    @override
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    @override
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.listens.set()
+
+
+@contextlib.asynccontextmanager
+async def listening(
+    engine: EnginePort, listener: socket.socket, *, token: str | None
+) -> AsyncIterator[_Server]:
+    """Serve on `listener` while the context lasts; requests in flight get `GRACE_S` seconds at its end."""
+    app = create_app(engine, token=token)
+    server = _Server(
+        uvicorn.Config(
+            app,
+            access_log=False,
+            log_config=None,
+            log_level="warning",
+            lifespan="off",
+            ws="none",
+            proxy_headers=False,
+            server_header=False,
+            timeout_graceful_shutdown=GRACE_S,
+            timeout_keep_alive=KEEP_ALIVE_S,
+        )
+    )
+    task = Supervisor(_http_failed).spawn(server.serve(sockets=[listener]), name="http")
+    listens = Supervisor(_http_failed).spawn(_wait(server.listens), name="http listens")
+    await asyncio.wait({task, listens}, return_when=asyncio.FIRST_COMPLETED)
+    listens.cancel()
+    try:
+        if task.done():
+            task.result()
+        yield server
+    finally:
+        server.should_exit = True
+        await asyncio.wait({task})
+        await app.state.desk.aclose()
+
+
+async def _wait(event: asyncio.Event) -> None:
+    await event.wait()
+
+
+def _http_failed(name: str, error: BaseException) -> None:
+    log.error("%s failed", name, exc_info=error)
+
+
+class _ReadyPipe:
+    """Tells whoever started us, once, how it went."""
+
+    def __init__(self, fd: int | None) -> None:
+        self._fd = fd
+
+    def tell(self, line: str) -> None:
+        """Say `line` and close; nothing happens the second time."""
+        fd, self._fd = self._fd, None
+        if fd is None:
+            return
+        with contextlib.suppress(OSError):
+            os.write(fd, line.encode("utf-8", "replace") + b"\n")
+        with contextlib.suppress(OSError):
+            os.close(fd)

@@ -1,0 +1,183 @@
+"""Starts execs for requests and follows them; what has begun goes on when the request ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass
+
+from torpor.base.aio import Supervisor, finish
+from torpor.base.ids import new_id
+from torpor.errors import CommandLost, OperationTimeout, TorporError
+from torpor.guest.port import Guest
+from torpor.model import ExecEnded, ExecEvent, ExecId, ExecInfo, ExecOutput, ExecSpec, SandboxId
+from torpor.sandboxes.port import EnginePort
+from torpor.server.exec_output import Collected, SseEncoder
+
+log = logging.getLogger(__name__)
+
+STDIN_CHUNK_BYTES = 256 << 10
+FEED_WAIT_S = 0.5
+"""Seconds that a start waits for small input to be taken, so that the client knows it was."""
+KILL_GRACE_S = 20.0
+"""Seconds after a command's own limit in which the guest has to report its end."""
+_REMEMBERED_FEEDS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A command to start, and what to do beside it."""
+
+    spec: ExecSpec
+    exec_id: ExecId
+    stdin: bytes | None = None
+    """All of stdin; None: it is not ours to feed."""
+    kill_on_disconnect: bool = False
+
+
+class ExecDesk:
+    """Feeds the stdin of execs, each once, in tasks that outlive the request."""
+
+    def __init__(self, engine: EnginePort) -> None:
+        self.engine = engine
+        self._fed: OrderedDict[str, bool] = OrderedDict()
+        self._supervisor = Supervisor(_feed_failed)
+
+    async def aclose(self) -> None:
+        """Stop feeding."""
+        await self._supervisor.aclose(within_s=2)
+
+    def stdin_done(self, sandbox_id: SandboxId, exec_id: ExecId) -> bool | None:
+        """Return whether the input that came with an exec's request is fed; None: not by this daemon."""
+        return self._fed.get(f"{sandbox_id}/{exec_id}")
+
+    async def start(self, guest: Guest, sandbox_id: SandboxId, start: Start) -> ExecInfo:
+        """Start a command, or find the one that has this id already.
+
+        Feeding `start.stdin` goes on when this has returned, if the guest does not take it at once.
+        """
+        info = await guest.exec_start(start.exec_id, start.spec)
+        await self._begin_feeding(sandbox_id, start)
+        return info
+
+    @contextlib.asynccontextmanager
+    async def _started(
+        self, guest: Guest, sandbox_id: SandboxId, start: Start
+    ) -> AsyncIterator[AsyncIterator[ExecEvent]]:
+        """Enter with the events of a command that is started, or found, by this."""
+        async with guest.exec_run(start.exec_id, start.spec) as events:
+            await self._begin_feeding(sandbox_id, start)
+            yield events
+
+    async def _begin_feeding(self, sandbox_id: SandboxId, start: Start) -> None:
+        key = f"{sandbox_id}/{start.exec_id}"
+        if start.stdin is None or key in self._fed:
+            return
+        self._fed[key] = False
+        if len(self._fed) > _REMEMBERED_FEEDS:
+            self._fed.popitem(last=False)
+        feeding = self._supervisor.spawn(
+            self._feed(sandbox_id, start.exec_id, start.stdin), name=f"stdin of {start.exec_id}"
+        )
+        feeding.add_done_callback(lambda _task: self._feeding_ended(key))
+        await asyncio.wait({feeding}, timeout=FEED_WAIT_S)
+
+    def _feeding_ended(self, key: str) -> None:
+        if key in self._fed:
+            self._fed[key] = True
+
+    async def _feed(self, sandbox_id: SandboxId, exec_id: ExecId, data: bytes) -> None:
+        async with self.engine.guest(sandbox_id) as guest:
+            for begin in range(0, max(1, len(data)), STDIN_CHUNK_BYTES):
+                end = begin + STDIN_CHUNK_BYTES
+                await guest.exec_stdin(exec_id, data[begin:end], eof=end >= len(data))
+
+    async def run(self, sandbox_id: SandboxId, start: Start, *, limit_bytes: int) -> object:
+        """Start a command, wait for its end and return its result.
+
+        When the caller is cancelled the command runs on, unless `start.kill_on_disconnect`.
+
+        Raises:
+            OperationTimeout: it was killed at its time limit; the facts have its output until then.
+            CommandLost: its end cannot be known.
+        """
+        collected = Collected(limit_bytes)
+        limit_s = start.spec.timeout_seconds
+        async with self.engine.guest(sandbox_id) as guest:
+            try:
+                async with (
+                    asyncio.timeout(None if limit_s is None else limit_s + KILL_GRACE_S),
+                    self._started(guest, sandbox_id, start) as events,
+                ):
+                    async for event in events:
+                        if isinstance(event, ExecOutput):
+                            collected.add(event)
+                        elif isinstance(event, ExecEnded):
+                            return collected.result(event.info)
+            except TimeoutError as exc:
+                await finish(_kill(guest, start.exec_id), within_s=5)
+                raise OperationTimeout(
+                    f"timeout: the guest did not end the command within {KILL_GRACE_S:g} s of its "
+                    f"limit of {limit_s:g} s; it was told to kill it",
+                    exec_id=start.exec_id,
+                ) from exc
+            except asyncio.CancelledError:
+                if start.kill_on_disconnect:
+                    await finish(_kill(guest, start.exec_id), within_s=5)
+                raise
+        raise CommandLost(f"{start.exec_id} sent no end", exec_id=start.exec_id)
+
+    async def frames(
+        self,
+        sandbox_id: SandboxId,
+        exec_id: ExecId,
+        encoder: SseEncoder,
+        *,
+        start: Start | None = None,
+        stdout_offset: int = 0,
+        stderr_offset: int = 0,
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield the events of an exec as server-sent events, after starting it if `start` is given."""
+        async with self.engine.guest(sandbox_id) as guest:
+            is_over = False
+            followed: contextlib.AbstractAsyncContextManager[AsyncIterator[ExecEvent]]
+            if start is not None:
+                followed = self._started(guest, sandbox_id, start)
+            else:
+                followed = guest.exec_attach(
+                    exec_id, stdout_offset=stdout_offset, stderr_offset=stderr_offset
+                )
+            try:
+                async with followed as events:
+                    encoder.stdin_done = self.stdin_done(sandbox_id, exec_id)
+                    async for event in events:
+                        is_over = isinstance(event, ExecEnded)
+                        for frame in encoder.encode(event):
+                            yield frame
+                        if is_over:
+                            return
+            except (asyncio.CancelledError, GeneratorExit):
+                if start is not None and start.kill_on_disconnect and not is_over:
+                    await finish(_kill(guest, exec_id), within_s=5)
+                raise
+        raise CommandLost(f"{exec_id} sent no end", exec_id=exec_id)
+
+
+def new_exec_id(chosen: str | None) -> ExecId:
+    """Return the id that the client chose, or a fresh one."""
+    return ExecId(chosen or new_id("exec"))
+
+
+async def _kill(guest: Guest, exec_id: ExecId) -> None:
+    try:
+        await guest.exec_signal(exec_id, 9)
+    except TorporError as error:
+        log.warning("%s could not be killed: %s", exec_id, error.message)
+
+
+def _feed_failed(name: str, error: BaseException) -> None:
+    # A command may end without reading its input; that is its business.
+    log.info("%s was not taken whole: %s", name, error)

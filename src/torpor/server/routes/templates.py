@@ -1,0 +1,82 @@
+"""/v1/templates: bootable images, and building them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import tempfile
+from collections.abc import AsyncGenerator, AsyncIterator
+from pathlib import Path
+
+from fastapi import APIRouter, Response
+
+from torpor.base.aio import closing
+from torpor.errors import InvalidRequest
+from torpor.sandboxes.port import EnginePort
+from torpor.server.replies import Reply, Streamed, event_stream, sse
+from torpor.server.routes.deps import EVENTS, FAILURES, Engine, streams
+from torpor.server.wire import BuildEventWire, BuildRequest, TemplateListWire, TemplateWire
+
+router = APIRouter(prefix="/v1/templates", tags=["templates"], responses=FAILURES)
+
+
+@router.get("", response_model=TemplateListWire)
+async def list_templates(engine: Engine) -> Reply:
+    """List the built templates, by name."""
+    found = await engine.templates()
+    return Reply(TemplateListWire(items=[TemplateWire.of(info) for info in found]))
+
+
+@router.post(
+    "/build",
+    response_class=Response,
+    responses=streams(EVENTS, "`progress`; `done` or `error` last."),
+)
+async def build_template(body: BuildRequest, engine: Engine) -> Streamed:
+    """Build a template and stream events: `progress`, and `done` (with the template) or `error` last."""
+    given = [text for text in (body.name, body.recipe_path, body.recipe) if text is not None]
+    if len(given) != 1:
+        raise InvalidRequest("give exactly one of `name`, `recipe_path` and `recipe`")
+    if body.recipe_path is not None and not Path(body.recipe_path).is_absolute():
+        raise InvalidRequest(f"recipe_path {body.recipe_path!r} is not absolute")
+    return await event_stream(_build(engine, body), first_within_s=2.0)
+
+
+async def _build(engine: EnginePort, body: BuildRequest) -> AsyncGenerator[bytes, None]:
+    async with (
+        _source(body) as source,
+        closing(engine.build_template(source, force=body.force)) as events,
+    ):
+        async for event in events:
+            yield sse(
+                "done" if event.template is not None else "progress", BuildEventWire.of(event)
+            )
+
+
+@contextlib.asynccontextmanager
+async def _source(body: BuildRequest) -> AsyncIterator[str | Path]:
+    """Enter with what to build; a recipe that came as text is in a file while the context lasts."""
+    if body.recipe is None:
+        yield Path(body.recipe_path) if body.recipe_path is not None else body.name or ""
+        return
+    scratch = await asyncio.to_thread(tempfile.mkdtemp, prefix="torpor-recipe-")
+    try:
+        recipe = Path(scratch) / "recipe.toml"
+        await asyncio.to_thread(recipe.write_text, body.recipe, encoding="utf-8")
+        yield recipe
+    finally:
+        await asyncio.to_thread(shutil.rmtree, scratch, ignore_errors=True)
+
+
+@router.get("/{name}", response_model=TemplateWire)
+async def get_template(name: str, engine: Engine) -> Reply:
+    """Return one built template."""
+    return Reply(TemplateWire.of(await engine.template(name)))
+
+
+@router.delete("/{name}", status_code=204)
+async def delete_template(name: str, engine: Engine) -> Response:
+    """Forget a template; refused while a sandbox needs it."""
+    await engine.delete_template(name)
+    return Response(status_code=204)

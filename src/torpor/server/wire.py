@@ -1,0 +1,266 @@
+"""The shapes of requests and replies in JSON; apart from the model, so that each can change alone.
+
+Field names carry units. Fields marked "alias" repeat another under the name that clients of other
+sandbox services read. Text that came from the guest may hold raw bytes as lone surrogates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from torpor.model import (
+    BootMode,
+    BuildEvent,
+    Network,
+    OnTimeout,
+    SandboxInfo,
+    SandboxPage,
+    SandboxSpec,
+    SandboxState,
+    TemplateInfo,
+)
+
+
+class Wire(BaseModel):
+    """Base of all: unknown fields of a request are refused, not ignored."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ErrorWire(Wire):
+    """What every failure looks like, with the HTTP status of its class."""
+
+    error: str
+    code: str
+    hint: str | None
+    retryable: bool
+    facts: dict[str, Any]
+
+
+class CreateRequest(Wire):
+    """What POST /v1/sandboxes takes; only `template` is needed."""
+
+    template: str
+    vcpus: int | None = None
+    ram_mib: int | None = None
+    disk_gib: int | None = None
+    network: Network = "user"
+    env: dict[str, str] = Field(default_factory=dict)
+    metadata: dict[str, str] | None = None
+    ttl_seconds: int | None = None
+    on_timeout: OnTimeout = "delete"
+    idle_seconds: int | None = None
+
+    def spec(self) -> SandboxSpec:
+        """Return the request in the engine's words."""
+        return SandboxSpec(
+            template=self.template,
+            vcpus=self.vcpus,
+            ram_mib=self.ram_mib,
+            disk_gib=self.disk_gib,
+            network=self.network,
+            env=self.env,
+            metadata=self.metadata or {},
+            ttl_seconds=self.ttl_seconds,
+            on_timeout=self.on_timeout,
+            idle_seconds=self.idle_seconds,
+        )
+
+
+class SandboxWire(Wire):
+    """One sandbox."""
+
+    id: str
+    state: SandboxState
+    status: Annotated[SandboxState, Field(description="Alias of `state`.")]
+    template: str
+    template_digest: str
+    vcpus: int
+    cpu: Annotated[int, Field(description="Alias of `vcpus`.")]
+    ram_mib: int
+    memory_mb: Annotated[int, Field(description="Alias of `ram_mib`.")]
+    disk_gib: int
+    network: Network
+    env_names: Annotated[
+        Sequence[str],
+        Field(description="Names of the environment given at create, without the values."),
+    ]
+    metadata: Mapping[str, str]
+    ttl_seconds: int | None
+    on_timeout: OnTimeout
+    created_at: datetime
+    expires_at: datetime | None
+    boot_mode: BootMode | None
+    boot_ms: int | None
+    driver: str
+    accel: str | None
+    error: str | None
+    idle_seconds: int | None
+    parent_snapshot: str | None
+    generation: int
+
+    @staticmethod
+    def of(info: SandboxInfo) -> SandboxWire:
+        """Return `info` as JSON has it."""
+        return SandboxWire(
+            id=info.id,
+            state=info.state,
+            status=info.state,
+            template=info.template,
+            template_digest=info.template_digest,
+            vcpus=info.vcpus,
+            cpu=info.vcpus,
+            ram_mib=info.ram_mib,
+            memory_mb=info.ram_mib,
+            disk_gib=info.disk_gib,
+            network=info.network,
+            env_names=info.env_names,
+            metadata=info.metadata,
+            ttl_seconds=info.ttl_seconds,
+            on_timeout=info.on_timeout,
+            created_at=info.created_at,
+            expires_at=info.expires_at,
+            boot_mode=info.boot_mode,
+            boot_ms=info.boot_ms,
+            driver=info.driver,
+            accel=info.accel,
+            error=info.error,
+            idle_seconds=info.idle_seconds,
+            parent_snapshot=info.parent_snapshot,
+            generation=info.generation,
+        )
+
+
+class SandboxPageWire(Wire):
+    """One page of sandboxes, newest first."""
+
+    items: list[SandboxWire]
+    next_cursor: str | None
+
+    @staticmethod
+    def of(page: SandboxPage) -> SandboxPageWire:
+        """Return `page` as JSON has it."""
+        return SandboxPageWire(
+            items=[SandboxWire.of(item) for item in page.items], next_cursor=page.next_cursor
+        )
+
+
+class LifecycleRequest(Wire):
+    """What PATCH …/lifecycle takes: when the sandbox is to end, from now on."""
+
+    ttl_seconds: Annotated[int | None, Field(description="Seconds from now; null: never.")]
+    on_timeout: OnTimeout | None = None
+
+
+class LifecycleWire(Wire):
+    """When a sandbox ends, and how."""
+
+    ttl_seconds: int | None
+    on_timeout: OnTimeout
+    expires_at: datetime | None
+    persistent: Annotated[bool, Field(description="Alias: true when `ttl_seconds` is null.")]
+
+    @staticmethod
+    def of(info: SandboxInfo) -> LifecycleWire:
+        """Return the lifecycle part of `info`."""
+        return LifecycleWire(
+            ttl_seconds=info.ttl_seconds,
+            on_timeout=info.on_timeout,
+            expires_at=info.expires_at,
+            persistent=info.ttl_seconds is None,
+        )
+
+
+class TemplateWire(Wire):
+    """One built template."""
+
+    name: str
+    digest: str
+    created_at: datetime
+    vcpus: int
+    cpu: Annotated[int, Field(description="Alias of `vcpus`.")]
+    ram_mib: int
+    memory_mb: Annotated[int, Field(description="Alias of `ram_mib`.")]
+    disk_gib: int
+    size_bytes: int
+    default_user: str
+    default_cwd: str
+    env: Mapping[str, str]
+    description: str
+
+    @staticmethod
+    def of(info: TemplateInfo) -> TemplateWire:
+        """Return `info` as JSON has it."""
+        return TemplateWire(
+            name=info.name,
+            digest=info.digest,
+            created_at=info.created_at,
+            vcpus=info.vcpus,
+            cpu=info.vcpus,
+            ram_mib=info.ram_mib,
+            memory_mb=info.ram_mib,
+            disk_gib=info.disk_gib,
+            size_bytes=info.size_bytes,
+            default_user=info.default_user,
+            default_cwd=info.default_cwd,
+            env=info.env,
+            description=info.description,
+        )
+
+
+class TemplateListWire(Wire):
+    """All built templates, by name."""
+
+    items: list[TemplateWire]
+
+
+class BuildRequest(Wire):
+    """What POST /v1/templates/build takes: exactly one of `name`, `recipe_path` and `recipe`."""
+
+    name: Annotated[str | None, Field(description="A shipped recipe.")] = None
+    recipe_path: Annotated[
+        str | None, Field(description="Absolute path of a recipe file on the daemon's host.")
+    ] = None
+    recipe: Annotated[
+        str | None, Field(description="The text of a recipe that needs no files beside it.")
+    ] = None
+    force: bool = False
+
+
+class BuildEventWire(Wire):
+    """Data of the events `progress` and `done`."""
+
+    step: str
+    message: str
+    fraction: float
+    template: TemplateWire | None
+
+    @staticmethod
+    def of(event: BuildEvent) -> BuildEventWire:
+        """Return `event` as JSON has it."""
+        return BuildEventWire(
+            step=event.step,
+            message=event.message,
+            fraction=event.fraction,
+            template=TemplateWire.of(event.template) if event.template else None,
+        )
+
+
+class HealthWire(Wire):
+    """The daemon answers."""
+
+    status: str
+    version: str
+
+
+class VersionWire(Wire):
+    """Which daemon this is."""
+
+    version: str
+    api: str
+    pid: int
+    python: str

@@ -1,0 +1,436 @@
+"""An engine and a guest in memory, good enough to test the server, the SDK and the CLI over a real socket.
+
+Commands are lines of a small language, joined by `;` or `&&`: `echo W…`, `err W…`, `hex DIGITS`, `sleep S`,
+`exit N`, `true`, `false`, `cat` (stdin to stdout), `spew N` (N bytes), `env`, `pwd`, `whoami`, `uname`,
+`python3`, `lost` (the agent forgets it), `mark NAME` (counts how often it ran).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from tests.fakes.engine_exec import FakeExec
+from tests.fakes.engine_files import FakeFiles
+from torpor.base.home import Home
+from torpor.base.ids import is_id, new_id
+from torpor.errors import (
+    BuildFailed,
+    CommandLost,
+    Conflict,
+    GuestUnreachable,
+    HostNotReady,
+    InsufficientResources,
+    InvalidRequest,
+    NotFound,
+    WrongState,
+)
+from torpor.model import (
+    BuildEvent,
+    ExecEnded,
+    ExecEvent,
+    ExecId,
+    ExecInfo,
+    ExecOutput,
+    ExecSpec,
+    ExecStarted,
+    FileInfo,
+    GuestInfo,
+    OnTimeout,
+    ProcessInfo,
+    SandboxFilter,
+    SandboxId,
+    SandboxInfo,
+    SandboxPage,
+    SandboxSpec,
+    SandboxState,
+    TemplateInfo,
+)
+
+CHUNK_BYTES = 64 << 10
+
+
+def fake_template(name: str) -> TemplateInfo:
+    """Return a template as if it were built."""
+    return TemplateInfo(
+        name=name,
+        digest="ab" * 32,
+        created_at=datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
+        vcpus=1,
+        ram_mib=512,
+        disk_gib=4,
+        size_bytes=400 << 20,
+        default_user="agent",
+        default_cwd="/workspace",
+        env={"LANG": "C.UTF-8"},
+        description=f"the template {name}",
+    )
+
+
+class FakeGuest:
+    """A guest in memory."""
+
+    def __init__(self, env: dict[str, str]) -> None:
+        self.env = env
+        self.execs: dict[ExecId, FakeExec] = {}
+        self.files = FakeFiles()
+        self.marks: Counter[str] = Counter()
+        self.attached = 0
+        self.reachable = True
+
+    @property
+    def info(self) -> GuestInfo:
+        return GuestInfo(
+            agent_version="fake",
+            protocol_version=1,
+            capabilities=frozenset(),
+            boot_id="boot",
+            agent_pid=1,
+        )
+
+    async def ping(self, *, timeout_s: float = 5.0) -> None:
+        if not self.reachable:
+            raise GuestUnreachable("the agent does not answer")
+
+    async def exec_start(
+        self, exec_id: ExecId, spec: ExecSpec, *, output_limit_bytes: int | None = None
+    ) -> ExecInfo:
+        if exec_id not in self.execs:
+            if spec.user not in (None, "agent", "root"):
+                raise InvalidRequest(f"no user {spec.user!r} in the guest")
+            self.execs[exec_id] = FakeExec(exec_id, spec, env=self.env, marks=self.marks)
+        return self.execs[exec_id].info()
+
+    @contextlib.asynccontextmanager
+    async def exec_attach(
+        self, exec_id: ExecId, *, stdout_offset: int = 0, stderr_offset: int = 0
+    ) -> AsyncIterator[AsyncIterator[ExecEvent]]:
+        found = self._exec(exec_id)
+        if stdout_offset > len(found.stdout) or stderr_offset > len(found.stderr):
+            raise InvalidRequest("an offset is beyond what was written")
+        events = self._events(found, stdout_offset, stderr_offset)
+        self.attached += 1
+        try:
+            yield events
+        finally:
+            self.attached -= 1
+            await events.aclose()
+
+    @contextlib.asynccontextmanager
+    async def exec_run(
+        self, exec_id: ExecId, spec: ExecSpec, *, output_limit_bytes: int | None = None
+    ) -> AsyncIterator[AsyncIterator[ExecEvent]]:
+        await self.exec_start(exec_id, spec)
+        async with self.exec_attach(exec_id) as events:
+            yield events
+
+    @property
+    def closed(self) -> bool:
+        return False
+
+    async def _events(self, found: FakeExec, out: int, err: int):  # type: ignore[no-untyped-def]
+        yield ExecStarted(found.exec_id, found.pid)
+        while True:
+            changed = found.changed
+            while out < len(found.stdout) or err < len(found.stderr):
+                if out < len(found.stdout):
+                    data = bytes(found.stdout[out : out + CHUNK_BYTES])
+                    yield ExecOutput("stdout", out, data)
+                    out += len(data)
+                if err < len(found.stderr):
+                    data = bytes(found.stderr[err : err + CHUNK_BYTES])
+                    yield ExecOutput("stderr", err, data)
+                    err += len(data)
+            if found.state == "lost":
+                raise CommandLost(f"{found.exec_id} is lost", exec_id=found.exec_id)
+            if found.state == "exited":
+                yield ExecEnded(found.info())
+                return
+            if changed is found.changed:
+                await changed.wait()
+
+    async def exec_stdin(self, exec_id: ExecId, data: bytes, *, eof: bool = False) -> None:
+        self._exec(exec_id).feed(data, eof=eof)
+
+    async def exec_signal(self, exec_id: ExecId, signal: int) -> None:
+        self._exec(exec_id).kill(signal)
+
+    async def exec_get(self, exec_id: ExecId) -> ExecInfo:
+        return self._exec(exec_id).info()
+
+    async def exec_list(self) -> list[ExecInfo]:
+        return [found.info() for found in self.execs.values()]
+
+    async def processes(self) -> list[ProcessInfo]:
+        init = ProcessInfo(
+            pid=1, ppid=0, user="root", state="S", rss_bytes=1 << 20, command="init", exec_id=None
+        )
+        return [init, *(e.process() for e in self.execs.values() if e.state == "running")]
+
+    async def stat(self, path: str) -> FileInfo:
+        return self.files.stat(path)
+
+    async def list_dir(self, path: str) -> list[FileInfo]:
+        return self.files.list_dir(path)
+
+    async def walk(self, path: str, *, max_depth: int | None = None) -> AsyncIterator[FileInfo]:
+        for info in self.files.walk(path, max_depth):
+            yield info
+
+    async def mkdir(self, path: str, *, parents: bool = True, mode: int = 0o755) -> FileInfo:
+        return self.files.mkdir(path, parents=parents, mode=mode)
+
+    async def remove(self, path: str, *, recursive: bool = False) -> None:
+        self.files.remove(path, recursive=recursive)
+
+    async def rename(self, source: str, target: str) -> FileInfo:
+        return self.files.rename(source, target)
+
+    async def read(
+        self, path: str, *, offset: int = 0, limit_bytes: int | None = None
+    ) -> AsyncIterator[bytes]:
+        async for chunk in self.files.read(path, offset, limit_bytes):
+            yield chunk
+
+    async def write(
+        self,
+        path: str,
+        chunks: AsyncIterator[bytes],
+        *,
+        append: bool = False,
+        mode: int | None = None,
+        user: str | None = None,
+    ) -> FileInfo:
+        return await self.files.write(path, chunks, append=append, mode=mode, user=user)
+
+    async def pack(self, path: str) -> AsyncIterator[bytes]:
+        for chunk in self.files.pack(path):
+            yield chunk
+
+    async def unpack(
+        self, path: str, chunks: AsyncIterator[bytes], *, user: str | None = None
+    ) -> int:
+        return await self.files.unpack(path, chunks)
+
+    async def set_clock(self, now: datetime) -> None:
+        pass
+
+    async def grow_disk(self) -> int:
+        return 4 << 30
+
+    async def settle(self, *, timeout_s: float) -> None:
+        pass
+
+    async def shutdown(self) -> None:
+        pass
+
+    async def aclose(self) -> None:
+        pass
+
+    def _exec(self, exec_id: ExecId) -> FakeExec:
+        if exec_id not in self.execs:
+            raise NotFound(f"there is no exec {exec_id}", exec_id=exec_id)
+        return self.execs[exec_id]
+
+
+@dataclass(slots=True)
+class FakeSandbox:
+    """One sandbox of the fake engine."""
+
+    info: SandboxInfo
+    guest: FakeGuest
+    console: bytearray = field(default_factory=lambda: bytearray(b"booting\nlogin: \xc3\xa9\xff\n"))
+
+
+class FakeEngine:
+    """Keeps sandboxes in memory; forgets them when its process ends."""
+
+    def __init__(self, home: Home | None = None) -> None:
+        self.home = home
+        self.sandboxes: dict[SandboxId, FakeSandbox] = {}
+        self.built: dict[str, TemplateInfo] = {}
+        self.reset()
+
+    def reset(self) -> None:
+        self.sandboxes = {}
+        self.built = {name: fake_template(name) for name in ("agent", "base")}
+
+    async def start(self) -> None:
+        """Do what the test asked for in the environment of a daemon of its own."""
+        if lacks := os.environ.get("TORPOR_FAKE_LACKS"):
+            raise HostNotReady(lacks, hint="install it")
+        if os.environ.get("TORPOR_FAKE_CRASHES"):
+            raise ZeroDivisionError
+        await asyncio.sleep(float(os.environ.get("TORPOR_FAKE_STARTS_S", "0")))
+
+    async def aclose(self) -> None:
+        for sandbox in self.sandboxes.values():
+            for found in sandbox.guest.execs.values():
+                found.kill(9)
+
+    async def create(self, spec: SandboxSpec) -> SandboxInfo:
+        if spec.template not in self.built:
+            raise NotFound(
+                f"there is no template {spec.template!r}",
+                hint=f"build it: torpor template build {spec.template}",
+                template=spec.template,
+            )
+        if spec.vcpus is not None and not 1 <= spec.vcpus <= 64:
+            raise InvalidRequest(f"vcpus is {spec.vcpus}; it must be 1 to 64")
+        if (spec.ram_mib or 512) > 65536:
+            raise InsufficientResources(
+                f"{spec.ram_mib} MiB of memory are wanted, 2048 MiB are free", free_mib=2048
+            )
+        now = datetime.now(UTC)
+        ttl = spec.ttl_seconds
+        template = self.built[spec.template]
+        info = SandboxInfo(
+            id=SandboxId(new_id("sbx")),
+            state=SandboxState.RUNNING,
+            template=template.name,
+            template_digest=template.digest,
+            vcpus=spec.vcpus or template.vcpus,
+            ram_mib=spec.ram_mib or template.ram_mib,
+            disk_gib=spec.disk_gib or template.disk_gib,
+            network=spec.network,
+            env_names=tuple(sorted(spec.env)),
+            metadata=dict(spec.metadata),
+            ttl_seconds=ttl,
+            on_timeout=spec.on_timeout,
+            created_at=now,
+            expires_at=None if ttl is None else now + timedelta(seconds=ttl),
+            boot_mode="cold",
+            boot_ms=12,
+            accel="tcg",
+        )
+        env = {**template.env, **spec.env}
+        self.sandboxes[info.id] = FakeSandbox(info, FakeGuest(env))
+        return info
+
+    async def get(self, sandbox_id: SandboxId) -> SandboxInfo:
+        return self._found(sandbox_id).info
+
+    async def list(self, query: SandboxFilter) -> SandboxPage:
+        wanted = query.states or tuple(s for s in SandboxState if s != SandboxState.DELETED)
+        found = [
+            s.info
+            for s in reversed(self.sandboxes.values())
+            if s.info.state in wanted
+            and query.template in (None, s.info.template)
+            and query.metadata.items() <= dict(s.info.metadata).items()
+        ]
+        begin = int(query.cursor or 0)
+        end = begin + query.limit
+        return SandboxPage(tuple(found[begin:end]), str(end) if end < len(found) else None)
+
+    async def delete(self, sandbox_id: SandboxId) -> SandboxInfo:
+        sandbox = self._found(sandbox_id)
+        for found in sandbox.guest.execs.values():
+            found.kill(9)
+        return self._set(sandbox_id, SandboxState.DELETED)
+
+    async def pause(self, sandbox_id: SandboxId) -> SandboxInfo:
+        self._need(sandbox_id, SandboxState.RUNNING, SandboxState.PAUSED)
+        return self._set(sandbox_id, SandboxState.PAUSED)
+
+    async def resume(self, sandbox_id: SandboxId) -> SandboxInfo:
+        self._need(sandbox_id, SandboxState.RUNNING, SandboxState.PAUSED)
+        return self._set(sandbox_id, SandboxState.RUNNING)
+
+    async def set_ttl(
+        self, sandbox_id: SandboxId, ttl_seconds: int | None, *, on_timeout: OnTimeout | None = None
+    ) -> SandboxInfo:
+        sandbox = self._found(sandbox_id)
+        ends = None if ttl_seconds is None else datetime.now(UTC) + timedelta(seconds=ttl_seconds)
+        sandbox.info = replace(
+            sandbox.info,
+            ttl_seconds=ttl_seconds,
+            expires_at=ends,
+            on_timeout=on_timeout or sandbox.info.on_timeout,
+        )
+        return sandbox.info
+
+    async def console(self, sandbox_id: SandboxId, *, follow: bool = False) -> AsyncIterator[bytes]:
+        sandbox = self._found(sandbox_id)
+        sent = 0
+        while True:
+            if sent < len(sandbox.console):
+                yield bytes(sandbox.console[sent:])
+                sent = len(sandbox.console)
+            if not follow or sandbox.info.state == SandboxState.DELETED:
+                return
+            await asyncio.sleep(0.01)
+
+    @contextlib.asynccontextmanager
+    async def guest(self, sandbox_id: SandboxId) -> AsyncIterator[FakeGuest]:
+        self._need(sandbox_id, SandboxState.RUNNING)
+        guest = self._found(sandbox_id).guest
+        await guest.ping()
+        yield guest
+
+    async def templates(self) -> tuple[TemplateInfo, ...]:
+        return tuple(self.built[name] for name in sorted(self.built))
+
+    async def template(self, name: str) -> TemplateInfo:
+        if name not in self.built:
+            raise NotFound(f"there is no template {name!r}", template=name)
+        return self.built[name]
+
+    async def build_template(
+        self, name_or_recipe: str | Path, *, force: bool = False
+    ) -> AsyncIterator[BuildEvent]:
+        name = name_or_recipe
+        if isinstance(name, Path):
+            if not await asyncio.to_thread(name.is_file):
+                raise NotFound(f"there is no recipe {name}", path=name)
+            name = (await asyncio.to_thread(name.read_text)).strip() or "empty"
+        if name == "unheard-of":
+            raise NotFound(f"no recipe is called {name!r}", hint="shipped: base, agent")
+        yield BuildEvent(step="plan", message=f"planning {name}", fraction=0.0)
+        await asyncio.sleep(0)
+        if name == "broken":
+            raise BuildFailed("step `run` failed: exit 1", step="run", log="boom")
+        yield BuildEvent(step="image", message="writing the image", fraction=0.5)
+        self.built[name] = fake_template(name)
+        yield BuildEvent(step="done", message="ready", fraction=1.0, template=self.built[name])
+
+    async def delete_template(self, name: str) -> None:
+        await self.template(name)
+        users = [s.info.id for s in self.sandboxes.values() if s.info.template == name]
+        if users:
+            raise Conflict(f"template {name!r} is needed by {users[0]}", sandboxes=users)
+        del self.built[name]
+
+    async def doctor(self) -> dict[str, object]:
+        check = {"name": "accel", "status": "ok", "found": "tcg", "why": "no KVM", "fix": ""}
+        return {"ok": True, "checks": [check]}
+
+    def _found(self, sandbox_id: SandboxId) -> FakeSandbox:
+        if not is_id(sandbox_id, "sbx") or sandbox_id not in self.sandboxes:
+            raise NotFound(f"there is no sandbox {sandbox_id!r}", sandbox_id=sandbox_id)
+        return self.sandboxes[sandbox_id]
+
+    def _need(self, sandbox_id: SandboxId, *states: SandboxState) -> None:
+        now = self._found(sandbox_id).info.state
+        if now not in states:
+            raise WrongState(
+                f"sandbox {sandbox_id} is {now}; it must be {' or '.join(states)}",
+                hint="resume it" if now == SandboxState.PAUSED else None,
+                state=now,
+            )
+
+    def _set(self, sandbox_id: SandboxId, state: SandboxState) -> SandboxInfo:
+        sandbox = self._found(sandbox_id)
+        sandbox.info = replace(sandbox.info, state=state)
+        return sandbox.info
+
+
+def open_engine(home: Home) -> FakeEngine:
+    """Stand in for `torpor.sandboxes.engine.open_engine`."""
+    return FakeEngine(home)

@@ -1,0 +1,167 @@
+"""Commands of the fake guest: a small language run by a task, with spooled output and signals."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import shlex
+from collections import Counter
+from datetime import UTC, datetime
+
+from torpor.model import ExecId, ExecInfo, ExecSpec, ExecState, ProcessInfo
+
+_pids = itertools.count(100)
+
+
+class _Exit(Exception):
+    """Ends the script with a code."""
+
+
+class FakeExec:
+    """One command."""
+
+    def __init__(
+        self, exec_id: ExecId, spec: ExecSpec, *, env: dict[str, str], marks: Counter[str]
+    ) -> None:
+        self.exec_id = exec_id
+        self.spec = spec
+        self.env = {**env, **spec.env}
+        self.pid = next(_pids)
+        self.stdout = bytearray()
+        self.stderr = bytearray()
+        self.state: ExecState = "running"
+        self.exit_code: int | None = None
+        self.signal: int | None = None
+        self.timed_out = False
+        self.changed = asyncio.Event()
+        self._marks = marks
+        self._stdin: asyncio.Queue[bytes] = asyncio.Queue()
+        if not spec.stdin:
+            self._stdin.put_nowait(b"")
+        self._began = datetime.now(UTC)
+        self._duration_ms: int | None = None
+        self._task = asyncio.create_task(self._run())
+
+    def info(self) -> ExecInfo:
+        return ExecInfo(
+            exec_id=self.exec_id,
+            command=self.spec.command,
+            state=self.state,
+            pid=self.pid,
+            user=self.spec.user or "agent",
+            cwd=self.spec.cwd or "/workspace",
+            background=self.spec.background,
+            started_at=self._began,
+            exit_code=self.exit_code,
+            signal=self.signal,
+            timed_out=self.timed_out,
+            duration_ms=self._duration_ms,
+            stdout_bytes=len(self.stdout),
+            stderr_bytes=len(self.stderr),
+            stdout_path=f"/var/lib/torpor/execs/{self.exec_id}/stdout",
+            stderr_path=f"/var/lib/torpor/execs/{self.exec_id}/stderr",
+        )
+
+    def process(self) -> ProcessInfo:
+        return ProcessInfo(
+            pid=self.pid,
+            ppid=1,
+            user=self.spec.user or "agent",
+            state="S",
+            rss_bytes=4 << 20,
+            command=str(self.spec.command),
+            exec_id=self.exec_id,
+        )
+
+    def feed(self, data: bytes, *, eof: bool) -> None:
+        if data:
+            self._stdin.put_nowait(data)
+        if eof:
+            self._stdin.put_nowait(b"")
+
+    def kill(self, signal: int) -> None:
+        if self.state == "running":
+            self.signal = signal
+            self._end(128 + signal)
+            self._task.cancel()
+
+    def _end(self, code: int) -> None:
+        self.exit_code = code
+        self.state = "exited"
+        self._duration_ms = int((datetime.now(UTC) - self._began).total_seconds() * 1000)
+        self._wake()
+
+    def _wake(self) -> None:
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+    async def _run(self) -> None:
+        try:
+            async with asyncio.timeout(self.spec.timeout_seconds):
+                self._end(await self._script())
+        except _Exit as end:
+            self._end(int(end.args[0]))
+        except TimeoutError:
+            self.timed_out = True
+            self.kill(9)
+
+    async def _script(self) -> int:
+        if isinstance(self.spec.command, tuple):
+            return await self._program(list(self.spec.command))
+        code = 0
+        for part in self.spec.command.replace("&&", ";").split(";"):
+            code = await self._program(shlex.split(part))
+        return code
+
+    async def _program(self, argv: list[str]) -> int:  # noqa: C901 - one case a program
+        match argv:
+            case []:
+                return 0
+            case ["echo", *words]:
+                self._out(" ".join(words).encode("utf-8", "surrogateescape") + b"\n")
+            case ["err", *words]:
+                self.stderr += " ".join(words).encode() + b"\n"
+                self._wake()
+            case ["hex", digits]:
+                self._out(bytes.fromhex(digits))
+            case ["sleep", seconds]:
+                await asyncio.sleep(float(seconds))
+            case ["exit", code]:
+                raise _Exit(code)
+            case ["spew", count]:
+                for begin in range(0, int(count), 65536):
+                    self._out(b"x" * min(65536, int(count) - begin))
+                    await asyncio.sleep(0)
+            case ["cat"]:
+                while data := await self._stdin.get():
+                    self._out(data)
+            case ["mark", name]:
+                self._marks[name] += 1
+            case ["lost"]:
+                self.state = "lost"
+                self._wake()
+                await asyncio.sleep(3600)
+            case _:
+                return self._say(argv)
+        return 0
+
+    def _say(self, argv: list[str]) -> int:
+        said = {
+            "true": "",
+            "pwd": f"{self.spec.cwd or '/workspace'}\n",
+            "whoami": f"{self.spec.user or 'agent'}\n",
+            "uname": "Linux fake 6.12.0\n",
+            "python3": "Python 3.13.0\n",
+            "env": "".join(f"{key}={value}\n" for key, value in sorted(self.env.items())),
+        }
+        if argv[0] in said:
+            self._out(said[argv[0]].encode())
+            return 0
+        if argv[0] == "false":
+            return 1
+        self.stderr += f"sh: {argv[0]}: not found\n".encode()
+        return 127
+
+    def _out(self, data: bytes) -> None:
+        self.stdout += data
+        self._wake()

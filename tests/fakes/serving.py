@@ -1,0 +1,137 @@
+"""Runs the real server over a fake engine in a thread, and a proxy that loses connections."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tests.fakes.engine import FakeEngine
+from torpor.base.home import Home
+from torpor.server.daemon import listening
+from torpor.server.listen import listen_tcp, listen_unix
+
+T = TypeVar("T")
+
+
+class ServerThread:
+    """An event loop in a thread, with the server in it."""
+
+    def __init__(self) -> None:
+        self.engine = FakeEngine()
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+        self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+        self.loop.close()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run `work` in the server's loop."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(30)
+
+    def guest(self, sandbox_id: str):  # type: ignore[no-untyped-def]
+        """Return the fake guest of a sandbox."""
+        return self.engine.sandboxes[sandbox_id].guest  # type: ignore[index]
+
+    def wait_until(self, condition: Callable[[], bool], *, within_s: float = 5) -> None:
+        """Return when `condition` holds."""
+        pause = threading.Event()
+        for _ in range(int(within_s / 0.01)):
+            if condition():
+                return
+            pause.wait(0.01)
+        raise AssertionError("it did not come true")
+
+    def close(self) -> None:
+        """End the loop."""
+        self.run(self.engine.aclose())
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(10)
+
+
+@contextlib.contextmanager
+def serving(home: Home) -> Iterator[ServerThread]:
+    """Serve a fake engine on the home's Unix socket."""
+    home.prepare()
+    server = ServerThread()
+    context = listening(server.engine, listen_unix(home.socket), token=None)
+    server.run(context.__aenter__())
+    try:
+        yield server
+    finally:
+        server.run(context.__aexit__(None, None, None))
+        server.close()
+
+
+@contextlib.contextmanager
+def serving_tcp(token: str) -> Iterator[str]:
+    """Serve a fake engine on a TCP port and yield its URL."""
+    server = ServerThread()
+    listener = listen_tcp("127.0.0.1", 0)
+    port = listener.getsockname()[1]
+    context = listening(server.engine, listener, token=token)
+    server.run(context.__aenter__())
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.run(context.__aexit__(None, None, None))
+        server.close()
+
+
+class CuttingProxy:
+    """Forwards to the daemon's socket, and cuts each of the first connections after so many bytes."""
+
+    def __init__(self, server: ServerThread, target: Path, path: Path, cuts: list[int]) -> None:
+        self.url = f"unix://{path}"
+        self.cuts = cuts
+        self.connections = 0
+        self._server = server
+        self._target = target
+        self._listener = server.run(asyncio.start_unix_server(self._serve, path))
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._tasks.add(asyncio.current_task())  # type: ignore[arg-type]
+        self.connections += 1
+        budget = self.cuts.pop(0) if self.cuts else None
+        up_reader, up_writer = await asyncio.open_unix_connection(self._target)
+        upward = asyncio.create_task(_copy(reader, up_writer, None))
+        try:
+            await _copy(up_reader, writer, budget)
+        except asyncio.CancelledError:
+            pass  # a cancelled handler would be logged
+        finally:
+            upward.cancel()
+            for end in (writer, up_writer):
+                end.close()
+
+    def close(self) -> None:
+        """Stop."""
+
+        async def work() -> None:
+            self._listener.close()
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+        self._server.run(work())
+
+
+async def _copy(
+    source: asyncio.StreamReader, target: asyncio.StreamWriter, budget: int | None
+) -> None:
+    with contextlib.suppress(ConnectionError):
+        while data := await source.read(4096 if budget is None else max(1, min(4096, budget))):
+            target.write(data)
+            await target.drain()
+            if budget is not None:
+                budget -= len(data)
+                if budget <= 0:
+                    return

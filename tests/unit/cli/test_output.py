@@ -1,0 +1,40 @@
+"""Ages, spans and what a guest says."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from torpor.cli.output import age, left, pairs, span, visible
+from torpor.errors import InvalidRequest
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(-5, "0 s"), (0, "0 s"), (59.9, "59 s"), (60, "1 min"), (7199, "1 h"), (90000, "1 d")],
+)
+def test_span(seconds: float, words: str) -> None:
+    assert span(seconds) == words
+
+
+def test_age_and_left() -> None:
+    now = datetime.now(UTC)
+    assert age(now - timedelta(hours=5, minutes=1)) == "5 h"
+    assert left(now + timedelta(minutes=5, seconds=5)) == "in 5 min"
+    assert left(now - timedelta(seconds=5)) == "due"
+    assert left(None) == "never"
+
+
+def test_visible() -> None:
+    assert visible("plain é €") == "plain é €"
+    assert visible("a\x1b[0m\nb\r\x9b") == r"a\x1b[0m\nb\r\x9b"
+    assert visible("a\nb\x07", keep_lines=True) == "a\nb\\x07"
+    assert visible("raw\udcff") == "raw\udcff"
+
+
+def test_pairs() -> None:
+    assert pairs(["a=1", "b=", "c=d=e"], "--env") == {"a": "1", "b": "", "c": "d=e"}
+    for wrong in ("a", "=1", ""):
+        with pytest.raises(InvalidRequest, match="KEY=VALUE"):
+            pairs([wrong], "--env")

@@ -1,0 +1,3 @@
+from tests.unit.sandboxes.world import play
+
+__all__ = ["play"]

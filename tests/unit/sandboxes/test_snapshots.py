@@ -1,0 +1,446 @@
+"""Snapshots over a driver without machines: what is kept, what a failure leaves, what the next daemon makes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from tests.unit.sandboxes.world import Play, World
+from torpor.errors import (
+    Conflict,
+    DataDamaged,
+    GenerationChanged,
+    GuestFailed,
+    GuestUnreachable,
+    InsufficientResources,
+    InvalidRequest,
+    NotFound,
+    SnapshotUnusable,
+    TorporError,
+    VmmFailed,
+    WrongState,
+)
+from torpor.model import RestoreSpec, SandboxId, SandboxInfo, SandboxState, SnapshotId
+from torpor.sandboxes import admission
+
+S = SandboxState
+
+
+def _layers(world: World) -> set[str]:
+    return {p.name.partition(".")[0] for p in world.home.layers.iterdir()}
+
+
+def test_a_snapshot_holds_the_machine_and_the_machine_goes_on(play: Play) -> None:
+    async def scene(world: World) -> None:
+        info = await world.create()
+        snap = await world.engine.snapshot(info.id, label="before", metadata={"k": "v"})
+        assert (snap.label, snap.sandbox_id, snap.consistency, snap.reason) == (
+            "before",
+            info.id,
+            "filesystem",
+            "snapshot",
+        )
+        assert snap.parent == info.parent_snapshot
+        assert snap.size_bytes > 0
+        assert (await world.engine.get(info.id)).state is S.RUNNING
+        assert await world.vmm(info.id).status() == "running"
+        agent = world.connect.agents[-1]
+        assert agent.calls[-2:] == ["freeze", "thaw"]
+        assert not agent.frozen
+        assert await world.engine.get_snapshot(snap.id) == snap
+        assert [s.id for s in await world.engine.snapshots(info.id)] == [snap.id]
+        second = await world.engine.snapshot(info.id, consistency="crash")
+        assert second.parent == snap.id
+        assert agent.calls[-1] == "sync"
+        manifest = world.engine._parts.layers.get(second.id)
+        assert len(manifest.ram) == 3, "template, first, second"
+        assert len(manifest.disk) == 3
+        assert await world.engine.verify_snapshot(second.id) == ()
+
+    play(scene)
+
+
+@pytest.mark.parametrize("label", ["", " x", "a\nb", "x" * 200])
+def test_labels_that_are_refused(play: Play, label: str) -> None:
+    async def scene(world: World) -> None:
+        info = await world.create()
+        with pytest.raises(InvalidRequest):
+            await world.engine.snapshot(info.id, label=label)
+
+    play(scene)
+
+
+def test_a_label_is_taken_once_in_a_sandbox(play: Play) -> None:
+    async def scene(world: World) -> None:
+        one, two = await world.create(), await world.create()
+        await world.engine.snapshot(one.id, label="x")
+        await world.engine.snapshot(two.id, label="x")
+        with pytest.raises(Conflict, match="label 'x' already"):
+            await world.engine.snapshot(one.id, label="x")
+        with pytest.raises(InvalidRequest, match="consistency"):
+            await world.engine.snapshot(one.id, consistency="application")
+
+    play(scene)
+
+
+@pytest.mark.parametrize(
+    "step", ["overlay", "pause", "devices", "switch", "switched", "ram", "resume", "thaw", "freeze"]
+)
+@pytest.mark.parametrize("act", ["snapshot", "hibernate"])
+def test_a_capture_that_fails_leaves_the_source_as_it_was(play: Play, step: str, act: str) -> None:
+    if act == "hibernate" and step in ("resume", "thaw"):
+        pytest.skip("a hibernated machine is neither resumed nor thawed")
+
+    async def scene(world: World) -> None:
+        info = await world.create()
+        agent = world.connect.agents[-1]
+        before = await world.engine.snapshots()
+        if step == "thaw":
+            agent.holds = False
+        elif step == "freeze":
+
+            async def refuse(**_: Any) -> None:
+                raise GuestFailed("cannot freeze")
+
+            agent.freeze = refuse  # type: ignore[method-assign, assignment]
+        else:
+            world.driver.fail_once[step] = VmmFailed("no such luck")
+        with pytest.raises(TorporError):
+            await getattr(world.engine, act)(info.id)
+        assert (await world.engine.get(info.id)).state is S.RUNNING
+        assert await world.vmm(info.id).status() == "running"
+        assert not agent.frozen
+        assert await world.engine.snapshots() == before
+        agent.holds = True
+        agent.__dict__.pop("freeze", None)
+        snap = await world.engine.snapshot(info.id)  # and the next one is whole
+        assert await world.engine.verify_snapshot(snap.id) == ()
+        forked = await world.engine.restore(snap.id, RestoreSpec())
+        assert forked.state is S.RUNNING
+        await world.engine.collect()
+        assert await world.engine.verify_snapshot(snap.id) == ()
+
+    play(scene)
+
+
+def test_restore_is_a_new_sandbox_and_rollback_the_same(play: Play) -> None:
+    async def scene(world: World) -> None:
+        info = await world.create(ttl_seconds=100)
+        snap = await world.engine.snapshot(info.id)
+        made = await world.engine.restore(snap.id, RestoreSpec(metadata={"a": "b"}))
+        assert made.id != info.id
+        assert (made.boot_mode, made.parent_snapshot, made.metadata, made.ttl_seconds) == (
+            "restore",
+            snap.id,
+            {"a": "b"},
+            None,
+        )
+        assert world.connect.agents[-1].renewals[0].hostname == made.id.replace("_", "-")
+        old = world.vmm(info.id).process
+        back = await world.engine.rollback(info.id, snap.id)
+        assert (back.id, back.state, back.generation) == (info.id, S.RUNNING, info.generation + 1)
+        assert not old.alive()
+        (renewal,) = world.connect.agents[-1].renewals
+        assert (renewal.reason, renewal.hostname, renewal.generation) == ("rollback", None, 2)
+
+    play(scene)
+
+
+def test_a_fork_rolled_back_to_its_parents_snapshot_keeps_its_own_identity(play: Play) -> None:
+    async def scene(world: World) -> None:
+        info = await world.create()
+        snap = await world.engine.snapshot(info.id)
+        made = await world.engine.restore(snap.id, RestoreSpec())
+        await world.engine.rollback(made.id, snap.id)
+        assert world.connect.agents[-1].renewals[-1].hostname == made.id.replace("_", "-")
+
+    play(scene)
+
+
+def test_those_who_use_a_machine_that_is_rolled_back_are_told(play: Play) -> None:
+    async def scene(world: World) -> None:
+        info = await world.create()
+        snap = await world.engine.snapshot(info.id)
+
+        async def use() -> None:
+            async with world.engine.guest(info.id):
+                await world.engine.rollback(info.id, snap.id)
+                raise GuestUnreachable("the guest channel was closed")
+
+        with pytest.raises(GenerationChanged, match="put back or slept"):
+            await use()
+
+    play(scene)
+
+
+def test_forks_are_each_a_sandbox_or_an_error(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(world: World) -> None:
+        await world.warm()
+        monkeypatch.setattr(
+            admission, "_memory_mib", lambda _: (3000, 2900)
+        )  # three of 512 MiB and no more
+        info = await world.create()
+        made = await world.engine.fork(info.id, RestoreSpec(), count=4)
+        assert sum(isinstance(m, SandboxInfo) for m in made) == 2
+        assert sum(isinstance(m, InsufficientResources) for m in made) == 2
+        assert (await world.engine.get(info.id)).state is S.RUNNING
+        snapshots = {m.parent_snapshot for m in made if isinstance(m, SandboxInfo)}
+        assert len(snapshots) == 1
+        for count in (0, 101):
+            with pytest.raises(InvalidRequest, match="count is"):
+                await world.engine.fork(info.id, RestoreSpec(), count=count)
+
+    play(scene)
+
+
+def test_hibernate_frees_the_machine_and_wake_goes_on(play: Play) -> None:
+    async def scene(world: World) -> None:
+        info = await world.create(ttl_seconds=100)
+        process = world.vmm(info.id).process
+        world.clock.time += timedelta(seconds=30)
+        snap = await world.engine.hibernate(info.id)
+        assert snap.reason == "hibernate"
+        asleep = await world.engine.get(info.id)
+        assert (asleep.state, asleep.expires_at, asleep.parent_snapshot) == (
+            S.HIBERNATED,
+            None,
+            snap.id,
+        )
+        assert not process.alive()
+        assert not list((world.folder(info.id) / "vm").glob("*.sock"))
+        assert await world.engine.hibernate(info.id) == snap
+        with pytest.raises(Conflict, match="sleeps at it"):
+            await world.engine.delete_snapshot(snap.id)
+        world.clock.time += timedelta(days=30)
+        woken = await asyncio.gather(*(world.engine.wake(info.id) for _ in range(5)))
+        assert {w.state for w in woken} == {S.RUNNING}
+        awake = woken[0]
+        assert (awake.boot_mode, awake.generation) == ("resume", 2)
+        assert awake.expires_at == world.clock.time + timedelta(seconds=70)
+        (renewal,) = world.connect.agents[-1].renewals
+        assert (renewal.reason, renewal.hostname) == ("wake", None)
+
+    play(scene)
+
+
+def test_a_request_wakes_it_once(play: Play) -> None:
+    async def scene(world: World) -> None:
+        info = await world.create()
+        await world.engine.hibernate(info.id)
+        starts = world.driver.starts
+
+        async def use() -> None:
+            async with world.engine.guest(info.id):
+                pass
+
+        await asyncio.gather(*(use() for _ in range(10)))
+        assert world.driver.starts == starts + 1
+
+    play(scene)
+
+
+def test_a_wake_that_fails_sleeps_on(play: Play) -> None:
+    async def scene(world: World) -> None:
+        info = await world.create()
+        await world.engine.hibernate(info.id)
+        world.driver.fail_once["restore"] = VmmFailed("no such luck")
+        with pytest.raises(VmmFailed):
+            await world.engine.wake(info.id)
+        assert (await world.engine.get(info.id)).state is S.HIBERNATED
+        await world.engine.collect()
+        assert (await world.engine.wake(info.id)).state is S.RUNNING
+
+    play(scene)
+
+
+def test_a_sandbox_without_work_falls_asleep_by_itself(play: Play) -> None:
+    async def scene(world: World) -> None:
+        info = await world.create(idle_seconds=60)
+        world.clock.time += timedelta(seconds=59)
+        async with world.engine.guest(info.id):
+            world.clock.time += timedelta(seconds=120)
+            await world.engine.set_ttl(info.id, None)
+            assert (await world.engine.get(info.id)).state is S.RUNNING, "it is in use"
+        world.clock.time += timedelta(seconds=61)
+        await world.engine.set_ttl(info.id, None)  # lets the task look at the time
+        await world.until(info.id, S.HIBERNATED)
+
+    play(scene)
+
+
+def test_on_timeout_hibernate(play: Play) -> None:
+    async def scene(world: World) -> None:
+        info = await world.create(ttl_seconds=10, on_timeout="hibernate")
+        world.clock.time += timedelta(seconds=11)
+        await world.engine.set_idle(info.id, None)
+        await world.until(info.id, S.HIBERNATED)
+        assert (await world.engine.wake(info.id)).expires_at is None
+
+    play(scene)
+
+
+def test_snapshots_of_what_is_paused_and_what_sleeps(play: Play) -> None:
+    async def scene(world: World) -> None:
+        info = await world.create()
+        await world.engine.pause(info.id)
+        snap = await world.engine.snapshot(info.id)
+        assert snap.consistency == "crash", "nothing could be frozen, and that is said"
+        assert (await world.engine.get(info.id)).state is S.PAUSED
+        await world.engine.resume(info.id)
+        slept = await world.engine.hibernate(info.id)
+        named = await world.engine.snapshot(info.id, label="asleep")
+        assert (named.parent, named.label) == (slept.id, "asleep")
+        assert (await world.engine.get(info.id)).state is S.HIBERNATED
+        assert (await world.engine.restore(named.id, RestoreSpec())).state is S.RUNNING
+
+    play(scene)
+
+
+def test_layers_are_kept_while_needed_and_no_longer(play: Play) -> None:
+    async def scene(world: World) -> None:
+        info = await world.create()
+        first = await world.engine.snapshot(info.id)
+        second = await world.engine.snapshot(info.id)
+        await world.engine.delete_snapshot(first.id)
+        with pytest.raises(NotFound):
+            await world.engine.get_snapshot(first.id)
+        assert await world.engine.verify_snapshot(second.id) == ()
+        uses = {use.id: use for use in await world.engine.layers()}
+        assert set(uses) == _layers(world)
+        await world.engine.delete(info.id)
+        await world.engine.collect()
+        assert await world.engine.verify_snapshot(second.id) == ()
+        made = await world.engine.restore(second.id, RestoreSpec())
+        await world.engine.delete_snapshot(second.id)
+        await world.engine.snapshot(made.id)  # its layers are still there
+        await world.engine.delete(made.id)
+        for snap in await world.engine.snapshots():
+            await world.engine.delete_snapshot(snap.id)
+        await world.engine.collect()
+        assert _layers(world) == set()
+        assert [p.name for p in world.home.images.iterdir()] == ["boot_id"]
+
+    play(scene)
+
+
+def test_ram_of_another_host_is_refused_or_started_cold_and_said(play: Play) -> None:
+    async def scene(world: World) -> None:
+        info = await world.create()
+        snap = await world.engine.snapshot(info.id)
+        await world.engine.hibernate(info.id)
+        host = await world.driver.probe()
+
+        async def newer() -> Any:
+            return replace(host, version="2")
+
+        world.driver.probe = newer  # type: ignore[method-assign]
+        with pytest.raises(SnapshotUnusable, match="driver version was 1; this host has 2"):
+            await world.engine.restore(snap.id, RestoreSpec())
+        with pytest.raises(SnapshotUnusable):
+            await world.engine.wake(info.id)
+        assert (await world.engine.get(info.id)).state is S.HIBERNATED
+        with pytest.raises(SnapshotUnusable):
+            await world.engine.rollback(info.id, snap.id)
+        cold = await world.engine.restore(snap.id, RestoreSpec(allow_cold=True))
+        assert cold.boot_mode == "cold"
+
+    play(scene)
+
+
+def test_a_damaged_or_missing_layer_is_reported_with_what_needs_it(play: Play) -> None:
+    async def scene(world: World) -> None:
+        info = await world.create()
+        snap = await world.engine.snapshot(info.id)
+        ref = world.engine._parts.layers.get(snap.id).ram[-1]
+        path = world.home.layers / f"{ref.id}.ram"
+        path.chmod(0o600)
+        data = bytearray(path.read_bytes())
+        data[5000] ^= 1
+        path.write_bytes(bytes(data))
+        (damage,) = await world.engine.verify_snapshot(snap.id)
+        assert (damage.layer, damage.dependents) == (ref.id, (snap.id,))
+        assert "content" in damage.problem
+        path.unlink()
+        (damage,) = await world.engine.verify_snapshot(snap.id)
+        assert "missing" in damage.problem
+        with pytest.raises(DataDamaged, match="is missing"):
+            await world.engine.restore(snap.id, RestoreSpec())
+        assert (await world.engine.get(info.id)).state is S.RUNNING
+
+    play(scene)
+
+
+def test_what_is_not_there(play: Play) -> None:
+    async def scene(world: World) -> None:
+        info = await world.create()
+        unknown = SnapshotId("snap_" + "0" * 20)
+        for call in (
+            lambda: world.engine.restore(unknown, RestoreSpec()),
+            lambda: world.engine.fork(unknown, RestoreSpec()),
+            lambda: world.engine.rollback(info.id, unknown),
+            lambda: world.engine.get_snapshot(unknown),
+            lambda: world.engine.delete_snapshot(unknown),
+            lambda: world.engine.verify_snapshot(unknown),
+        ):
+            with pytest.raises(NotFound):
+                await call()
+        with pytest.raises(InvalidRequest):
+            await world.engine.get_snapshot(SnapshotId("../x"))
+        os.kill(world.vmm(info.id).process.pid, signal.SIGKILL)
+        await world.until(info.id, S.FAILED)
+        for act in (world.engine.snapshot, world.engine.hibernate, world.engine.wake):
+            with pytest.raises(WrongState):
+                await act(info.id)
+        with pytest.raises(WrongState):
+            await world.engine.fork(info.id, RestoreSpec())
+
+    play(scene)
+
+
+def test_a_failed_sandbox_can_be_rolled_back(play: Play) -> None:
+    async def scene(world: World) -> None:
+        info = await world.create()
+        snap = await world.engine.snapshot(info.id)
+        os.kill(world.vmm(info.id).process.pid, signal.SIGKILL)
+        await world.until(info.id, S.FAILED)
+        back = await world.engine.rollback(info.id, snap.id)
+        assert (back.state, back.error) == (S.RUNNING, None)
+
+    play(scene)
+
+
+def test_a_rollback_that_fails_can_be_made_again(play: Play) -> None:
+    async def scene(world: World) -> None:
+        info = await world.create()
+        snap = await world.engine.snapshot(info.id)
+        world.driver.fail_once["restore"] = VmmFailed("no such luck")
+        with pytest.raises(VmmFailed):
+            await world.engine.rollback(info.id, snap.id)
+        failed = await world.engine.get(info.id)
+        assert failed.state is S.FAILED
+        assert "rollback to" in str(failed.error)
+        assert (await world.engine.rollback(info.id, snap.id)).state is S.RUNNING
+
+    play(scene)
+
+
+def test_the_next_daemon_knows_the_snapshots_and_the_sleepers(play: Play) -> None:
+    async def scene(world: World) -> None:
+        info, other = await world.create(), await world.create()
+        snap = await world.engine.snapshot(other.id)
+        slept = await world.engine.hibernate(info.id)
+        await world.restart()
+        assert {s.id for s in await world.engine.snapshots()} >= {snap.id, slept.id}
+        assert (await world.engine.get(info.id)).state is S.HIBERNATED
+        assert (await world.engine.wake(info.id)).state is S.RUNNING
+        again = await world.engine.snapshot(other.id)
+        assert await world.engine.verify_snapshot(again.id) == ()
+        assert SandboxId(other.id) in {s.sandbox_id for s in await world.engine.snapshots()}
+
+    play(scene)

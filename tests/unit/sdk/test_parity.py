@@ -1,0 +1,61 @@
+"""The synchronous face has the same names and signatures as the asynchronous one."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from torpor.sdk.dual import dual
+from torpor.sdk.files import AsyncFilesystem
+from torpor.sdk.process import AsyncProcess
+from torpor.sdk.sandbox import AsyncSandbox
+from torpor.sdk.sync_files import Filesystem
+from torpor.sdk.sync_process import Process
+from torpor.sdk.sync_sandbox import Sandbox
+from torpor.sdk.sync_templates import Templates
+from torpor.sdk.templates import AsyncTemplates
+
+PAIRS = [
+    (AsyncSandbox, Sandbox),
+    (AsyncProcess, Process),
+    (AsyncFilesystem, Filesystem),
+    (AsyncTemplates, Templates),
+]
+DUALS = {"delete", "kill", "pause", "refresh", "resume", "set_ttl"}
+
+
+def members(cls: type) -> dict[str, object]:
+    return {name: value for name, value in vars(cls).items() if not name.startswith("_")}
+
+
+def plain(member: object) -> object:
+    if isinstance(member, (classmethod, staticmethod)):
+        return member.__func__
+    if isinstance(member, dual):
+        return member.__wrapped__
+    return member
+
+
+def shape(function: object) -> list[tuple[str, object, object]]:
+    assert callable(function)
+    return [(p.name, p.kind, p.default) for p in inspect.signature(function).parameters.values()]
+
+
+@pytest.mark.parametrize(("asynchronous", "synchronous"), PAIRS, ids=lambda c: c.__name__)
+def test_names_and_signatures(asynchronous: type, synchronous: type) -> None:
+    ours, theirs = members(synchronous), members(asynchronous)
+    # An id is an attribute there and a property here.
+    assert set(ours) - {"exec_id"} == set(theirs) - {"exec_id"}
+    for name, member in theirs.items():
+        assert type(ours[name]) is type(member), name
+        if not isinstance(member, property):
+            assert shape(plain(ours[name])) == shape(plain(member)), name
+
+
+@pytest.mark.parametrize("cls", [AsyncSandbox, Sandbox])
+def test_which_methods_work_on_the_class(cls: type) -> None:
+    assert {name for name, value in members(cls).items() if isinstance(value, dual)} == DUALS
+    for name in DUALS:
+        assert getattr(cls, name).__doc__
+        assert getattr(cls, name).__name__ == name
