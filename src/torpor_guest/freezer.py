@@ -199,6 +199,7 @@ class _Hold:
                 self._open.append(fd)
                 places.append(place)
         record = self._kernel.path(RECORD)
+        record.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         record.write_text(json.dumps(places))
         for fd, place in zip(self._open, places):  # noqa: B905  # strict= is new in 3.10
             try:

@@ -93,6 +93,8 @@ class Renewals:
             _step("reseed the kernel's randomness", lambda: self._kernel.reseed(request.entropy))
             _step("set the clock", lambda: self._kernel.set_clock(request.now_ns))
             was_frozen = await self._freezer.thaw()
+            run_dir = self._kernel.path(GENERATION).parent
+            _step(f"make {run_dir}", lambda: run_dir.mkdir(0o755, parents=True, exist_ok=True))
             done, notes = ["entropy", "clock", "thaw"], []
             if request.hostname is not None:
                 notes += await self._identity.renew(request.hostname)

@@ -3,7 +3,7 @@
 Whatever would freeze a file system, set a clock or change the identity of this machine goes into `root/calls`
 (JSON lines) instead, and `root/refuse` names the calls that fail: {"freeze": [errno, how many succeed before]}.
 While "frozen", every write to a disk by the agent's own loop is noted in `root/blocked`, because in a real guest
-it would have blocked there.
+it would have blocked there, and every write by another of its threads in `root/waited`.
 """
 
 from __future__ import annotations
@@ -89,9 +89,9 @@ class Watch:
 
     def note(self, what: str, where: str) -> None:
         """Note a write, if it is one that would have blocked the loop."""
-        is_loop = threading.current_thread() is threading.main_thread()
-        if self._kernel.frozen and is_loop and not where.startswith(self._harmless):
-            self._kernel.add("blocked", f"{what} {where}")
+        if self._kernel.frozen and not where.startswith(self._harmless):
+            is_loop = threading.current_thread() is threading.main_thread()
+            self._kernel.add("blocked" if is_loop else "waited", f"{what} {where}")
 
 
 if __name__ == "__main__":

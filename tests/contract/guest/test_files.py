@@ -22,7 +22,7 @@ ODD_NAMES = [
     "new\nline",
     "ünï☃",
     "-rf",
-    "'quo\"te\\",
+    "it's \"odd\\",
     "~}^]",
     "x" * 255,
     os.fsdecode(b"\xff\xfe\x80bad-utf8"),

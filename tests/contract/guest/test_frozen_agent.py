@@ -7,12 +7,23 @@ import errno
 import json
 import os
 import signal
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from tests.contract.guest.agent import Agent, eventually
-from tests.contract.guest.steps import collect, follow, fresh_id, run, slurp, stream
+from tests.contract.guest.steps import (
+    collect,
+    follow,
+    fresh_id,
+    names,
+    run,
+    slurp,
+    stream,
+    temporary,
+)
+from tests.contract.guest.test_files import member, tar
 from tests.contract.guest.test_snapshots import renewal
 from tests.fakes.guest_kernel import mount_line
 from torpor.errors import GuestFailed, GuestUnreachable
@@ -22,7 +33,7 @@ from torpor_guest import protocol
 
 pytestmark = pytest.mark.anyio
 
-SETTLE_S = 0.15
+SETTLE_S = 0.3
 MIB = 1 << 20
 
 
@@ -142,7 +153,7 @@ async def test_uploads_wait_and_leave_nothing(
     piece, half = b"x" * 50_000, asyncio.Event()
 
     async def slow(index: int) -> object:
-        async def pieces() -> object:
+        async def pieces() -> AsyncIterator[bytes]:
             for number in range(10):
                 if number == 5:
                     await half.wait()
@@ -150,14 +161,14 @@ async def test_uploads_wait_and_leave_nothing(
                         raise ZeroDivisionError
                 yield piece
 
-        return await client.write(f"{home}/{index}", pieces())  # type: ignore[arg-type]
+        return await client.write(f"{home}/{index}", pieces())
 
     tasks = [asyncio.get_running_loop().create_task(slow(index)) for index in range(20)]
     await asyncio.sleep(0.1)
     await client.freeze(dead_man_seconds=30)
     half.set()
     await asyncio.sleep(SETTLE_S)
-    assert not [path for path in home.iterdir() if path.stat().st_size]
+    assert not (agent.root / "waited").exists(), "no thread of the pool is used up"
     (home / "old").write_bytes(b"old")
     assert await slurp(client.read(f"{home}/old")) == b"old"
     await client.thaw()
@@ -168,15 +179,47 @@ async def test_uploads_wait_and_leave_nothing(
     )
 
 
+@pytest.mark.parametrize("given_up", [False, True])
+async def test_unpacking_waits(
+    agent: Agent, client: GuestClient, home: Path, given_up: bool
+) -> None:
+    data = tar((member("a"), b"a" * 70_000), (member("b"), b"b" * 70_000))
+    half = asyncio.Event()
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield data[:50_000]
+        await half.wait()
+        if given_up:
+            raise ZeroDivisionError
+        yield data[50_000:]
+
+    task = asyncio.get_running_loop().create_task(client.unpack(f"{home}/in", pieces()))
+    await eventually(lambda: temporary(home))
+    await client.freeze(dead_man_seconds=30)
+    half.set()
+    await asyncio.sleep(0.1)
+    assert not (agent.root / "waited").exists()
+    await client.thaw()
+    if given_up:
+        with pytest.raises(ZeroDivisionError):
+            await task
+        await eventually(lambda: names(home / "in") == [])
+    else:
+        assert await task == 2
+        assert (home / "in/b").read_bytes() == b"b" * 70_000
+    assert temporary(home) == []
+
+
+@pytest.mark.parametrize("method", ["read", "pack"])
 async def test_a_reader_of_a_file_that_is_gone_leaves(
-    agent: Agent, client: GuestClient, home: Path
+    agent: Agent, client: GuestClient, home: Path, method: str
 ) -> None:
     (home / "gone").write_bytes(b"x" * 4 * MIB)
-    reading = client.read(f"{home}/gone")
+    reading = getattr(client, method)(f"{home}/gone")
     await anext(reading)
     (home / "gone").unlink()
     await client.freeze(dead_man_seconds=30)
-    await reading.aclose()  # type: ignore[attr-defined]
+    await reading.aclose()
     await client.ping()
     await asyncio.sleep(0.05)
     await client.thaw()

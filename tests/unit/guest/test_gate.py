@@ -5,10 +5,18 @@ from __future__ import annotations
 import asyncio
 import io
 import logging
+from pathlib import Path
 
 import pytest
 
-from torpor_guest.gate import Gate, HeldLog
+from torpor_guest import execs
+from torpor_guest.cgroups import Cgroups
+from torpor_guest.command import Command, Request
+from torpor_guest.gate import DISK, Gate, HeldLog
+from torpor_guest.launcher import Launcher
+from torpor_guest.sandboxfile import SandboxFile
+from torpor_guest.threads import POOL
+from torpor_guest.users import Image
 
 pytestmark = pytest.mark.anyio
 
@@ -97,3 +105,26 @@ async def test_log_lines_are_held_while_it_is_shut() -> None:
         logger.warning("%d", i)
     gate.open()
     assert text.getvalue().count("\n") == 4 + 500, "what is held is bounded"
+
+
+async def test_tidying_up_after_an_end_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(execs, "MAX_KEPT", 0)
+    launcher = Launcher(Cgroups(None))
+    found = execs.Execs(tmp_path, launcher, Image(), SandboxFile(tmp_path / "none"), POOL)
+    found.restore()
+    request = Request("exec_1", "true", "root", "/", False, None, 0.0)
+    spools = found._spools("exec_1", 5, None)
+    command = Command(request, spools)
+    command.state, found._commands["exec_1"] = "exited", command
+    spools[0].append(b"x")
+    found._ended(command)
+    DISK.shut()
+    try:
+        await asyncio.sleep(0.1)
+        assert Path(spools[0].path).exists()
+    finally:
+        DISK.open()
+    assert found.list() == []
+    assert not Path(spools[0].path).exists()

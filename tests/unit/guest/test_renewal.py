@@ -225,6 +225,29 @@ async def test_other_copies_of_the_identity(world: World) -> None:
     assert (world.root / "var/lib/dbus/machine-id").is_symlink()
 
 
+async def test_the_journal_is_found_under_the_new_name(world: World) -> None:
+    folder = world.root / "var/log/journal"
+    (folder / ("0" * 32)).mkdir(parents=True)
+    (folder / ("0" * 32) / "system.journal").write_text("log")
+    for _ in range(3):
+        await world.renew()
+        now = folder / world.get("etc/machine-id").strip()
+        assert (now / "system.journal").read_text() == "log"
+        assert now.is_symlink()
+    assert len(list(folder.iterdir())) == 2, "one link, however often"
+
+
+async def test_a_run_folder_that_is_gone(world: World) -> None:
+    (world.root / "run/torpor").rmdir()
+    await world.renew()
+    assert (world.root / "run/torpor/generation").exists()
+    for file in (world.root / "run/torpor").iterdir():
+        file.unlink()
+    (world.root / "run/torpor").rmdir()
+    await world.freezer.freeze(30)
+    assert await world.freezer.thaw() is True
+
+
 def test_a_name_that_something_is_mounted_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
