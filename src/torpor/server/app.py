@@ -13,7 +13,7 @@ from torpor.sandboxes.port import EnginePort
 from torpor.server.execs import ExecDesk
 from torpor.server.gate import Gate
 from torpor.server.replies import Reply, as_torpor_error, error_reply
-from torpor.server.routes import execs, files, sandboxes, system, templates
+from torpor.server.routes import execs, files, moves, sandboxes, snapshots, system, templates
 
 
 def create_app(engine: EnginePort, *, token: str | None) -> FastAPI:
@@ -42,6 +42,8 @@ def create_app(engine: EnginePort, *, token: str | None) -> FastAPI:
     app.add_middleware(Gate, token=token)
     for router in (
         sandboxes.router,
+        moves.router,
+        snapshots.router,
         execs.router,
         files.router,
         templates.router,

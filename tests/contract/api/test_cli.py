@@ -93,7 +93,7 @@ def test_values_of_the_environment_are_not_shown_to_people(cli: Cli, sandbox: st
     text = cli("get", sandbox)
     assert "KEY" in text
     assert "secret-value" not in text
-    assert cli.json("get", sandbox)["env"] == {"KEY": "secret-value"}
+    assert cli.json("get", sandbox)["env_names"] == ["KEY"]
 
 
 def test_beginnings_of_ids(cli: Cli, sandbox: str) -> None:

@@ -30,7 +30,8 @@ def test_create_answers_with_the_sandbox(rest: Rest) -> None:
     assert body["state"] == body["status"] == "running"
     assert (body["vcpus"], body["cpu"]) == (2, 2)
     assert (body["ram_mib"], body["memory_mb"]) == (1024, 1024)
-    assert body["env"] == {"KEY": "välue"}
+    assert body["env_names"] == ["KEY"]
+    assert "välue" not in str(body)
     assert rest.ok("GET", f"/v1/sandboxes/{body['id']}") == body
 
 
