@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import stat
 from collections.abc import Generator, Iterator
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from torpor_guest import errors, protocol
 from torpor_guest.content import receive_block, write_all
 from torpor_guest.errors import AgentError
+from torpor_guest.gate import DISK
 from torpor_guest.paths import checked, make_dirs, owner_in, real
 from torpor_guest.stream import Stream
 from torpor_guest.tarstream import BLOCK, BadTar, Member, TarReader
@@ -32,7 +32,7 @@ async def pack(stream: Stream, params: dict[str, Any]) -> dict[str, Any]:
         while data := await in_thread(_gather, pieces):
             await stream.send(protocol.CHANNEL_BYTES, data)
     finally:
-        pieces.close()
+        DISK.run(pieces.close)
     return {}
 
 
@@ -42,6 +42,7 @@ async def unpack(stream: Stream, params: dict[str, Any]) -> dict[str, Any]:
     unpacker = await in_thread(Unpacker, path, owner_in(params))
     try:
         while chunks := await receive_block(stream):
+            await DISK.passed()
             await in_thread(unpacker.feed, chunks)
         unpacker.finish()
     except BadTar as exc:
@@ -49,7 +50,7 @@ async def unpack(stream: Stream, params: dict[str, Any]) -> dict[str, Any]:
     except OSError as exc:
         raise errors.from_os(exc, f"unpack into {path}: {exc.filename or ''}") from exc
     finally:
-        unpacker.close()
+        DISK.run(unpacker.close)
     return {"entries": unpacker.entries}
 
 
@@ -182,7 +183,7 @@ class Unpacker:
             self._make_dir(path, member)
         elif member.kind == "file":
             self._member, self._left = member, member.size
-            self._temp = f"{os.path.dirname(path)}/.torpor-{secrets.token_hex(8)}.tmp"
+            self._temp = f"{os.path.dirname(path)}/.torpor-{os.urandom(8).hex()}.tmp"
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
             self._fd = os.open(self._temp, flags, 0o600)
             if not member.size:

@@ -14,6 +14,7 @@ from typing import Any
 
 from torpor_guest import errors, proctree
 from torpor_guest.errors import AgentError
+from torpor_guest.gate import DISK
 from torpor_guest.launcher import Launcher, Spare
 from torpor_guest.spool import Spool
 
@@ -146,6 +147,9 @@ class Command:
             return
         if self._timer:
             self._timer.cancel()
+        if DISK.is_shut:  # its output cannot be kept now
+            DISK.run(self._wind_up)
+            return
         is_late = time.monotonic() - self._ended_s >= GRACE_S
         for pump in self._pumps:
             pump.drain()
@@ -165,7 +169,7 @@ class Command:
         """Close the spool files if nobody writes or follows them; they can still be read."""
         if not self.is_running and not self.followers and all(p.is_closed for p in self._pumps):
             for spool in self.spools:
-                spool.close()
+                DISK.run(spool.close)
 
     def _finish(self) -> None:
         status = self._status
@@ -297,6 +301,10 @@ class _Pump:
 
     def _on_readable(self) -> int:
         """Move one piece; return its size, or -1 when there was none."""
+        if DISK.is_shut:  # until then the command waits on its full pipe, and nothing is lost
+            self._loop.remove_reader(self._fd)
+            DISK.run(self._watch)
+            return -1
         try:
             data = os.read(self._fd, _CHUNK)
         except BlockingIOError:
@@ -321,8 +329,13 @@ class _Pump:
 
     def _written(self, offset: int, data: bytes, kept: int) -> None:
         self._is_writing = False
-        self._loop.add_reader(self._fd, self._on_readable)
+        self._watch()
         self._command.tell(self._which, offset, data[:kept])
+
+    def _watch(self) -> None:
+        """Have it read when there is something."""
+        if not (self.is_closed or self._is_writing):
+            self._loop.add_reader(self._fd, self._on_readable)
 
 
 def _settle(future: asyncio.Future[None]) -> None:

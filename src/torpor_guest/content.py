@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import stat
+from functools import partial
 from typing import Any
 
 from torpor_guest import errors, protocol
+from torpor_guest.gate import DISK
 from torpor_guest.paths import checked, describe, make_parents, number, owner_in, real, sync_dir
 from torpor_guest.stream import Stream
 from torpor_guest.threads import in_thread
@@ -34,7 +35,7 @@ async def read(stream: Stream, params: dict[str, Any]) -> dict[str, Any]:
     except OSError as exc:
         raise errors.from_os(exc, f"read {path}") from exc
     finally:
-        os.close(fd)
+        DISK.run(partial(os.close, fd))
     return {}
 
 
@@ -48,12 +49,14 @@ async def write(stream: Stream, params: dict[str, Any]) -> dict[str, Any]:
         raise errors.from_os(exc, f"write {path}") from exc
     try:
         while chunks := await receive_block(stream):
+            await DISK.passed()
             await in_thread(sink.write, chunks)
+        await DISK.passed()
         await in_thread(sink.commit)
     except OSError as exc:
         raise errors.from_os(exc, f"write {path}") from exc
     finally:
-        sink.close()
+        DISK.run(sink.close)
     return {"file": describe(real(path) if os.path.islink(path) else path)}
 
 
@@ -137,7 +140,7 @@ class Replacing:
         return os.open(self._temp, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
 
     def _temp_name(self) -> str:
-        return os.path.join(self._folder, f".torpor-{secrets.token_hex(8)}.tmp")
+        return os.path.join(self._folder, f".torpor-{os.urandom(8).hex()}.tmp")
 
 
 class Appending:

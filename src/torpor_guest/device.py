@@ -24,6 +24,7 @@ _READ_BYTES = 64 << 10
 _READS_A_TURN = 64
 _CLOGGED_BYTES = 256 << 10
 _JOIN_BYTES = 32 << 10
+_AWAY_ERRNOS = (errno.EPIPE, errno.ECONNRESET)
 _AWAY_CHECK_S = 1.0
 """How often a port whose host end is closed is read again, should a wake-up have been missed."""
 
@@ -96,11 +97,21 @@ class Device:
         """Close the descriptor."""
         if not self.closed.done():
             self.closed.set_result(None)
-            if self._timer:
-                self._timer.cancel()
-            self._loop.remove_reader(self._epoll.fileno())
-            self._epoll.close()
-            os.close(self._fd)
+            self._let_go()
+
+    def _fail(self, exc: OSError) -> None:
+        """Give up: the port was unplugged, or worse. Whoever waits for `closed` gets `exc`."""
+        if not self.closed.done():
+            self.closed.set_exception(exc)
+            self._let_go()
+            self._owner.host_left()
+
+    def _let_go(self) -> None:
+        if self._timer:
+            self._timer.cancel()
+        self._loop.remove_reader(self._epoll.fileno())
+        self._epoll.close()
+        os.close(self._fd)
 
     def _on_event(self) -> None:
         self._epoll.poll(0)
@@ -117,8 +128,9 @@ class Device:
                 self._is_away = False
                 return
             except OSError as exc:
-                if exc.errno not in (errno.EPIPE, errno.ECONNRESET):
-                    raise
+                if exc.errno not in _AWAY_ERRNOS:
+                    self._fail(exc)
+                    return
                 data = b""
             if not data:
                 self._left()
@@ -149,10 +161,11 @@ class Device:
                 written = os.write(self._fd, piece)
             except BlockingIOError:
                 break
-            except OSError as exc:  # the host end went away; the read says so too
-                if exc.errno not in (errno.EPIPE, errno.ECONNRESET):
-                    raise
-                self.drop_queue()
+            except OSError as exc:
+                if exc.errno not in _AWAY_ERRNOS:
+                    self._fail(exc)
+                    return
+                self.drop_queue()  # the host end went away; the read says so too
                 return
             self._queued -= written
             if written < len(piece):

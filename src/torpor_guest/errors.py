@@ -54,5 +54,10 @@ def from_os(exc: OSError, what: str) -> AgentError:
     return AgentError(
         _BY_ERRNO.get(number, FAILED),
         f"{what}: {exc.strerror or (os.strerror(number) if number else exc)}",
-        errno=errno.errorcode.get(number, ""),
+        errno=name_of(exc),
     )
+
+
+def name_of(exc: OSError) -> str:
+    """Return the kernel's name for the refusal, such as EIO."""
+    return errno.errorcode.get(exc.errno or 0, "")

@@ -13,14 +13,18 @@ import os
 import re
 import shutil
 import time
+from collections.abc import Mapping
 from concurrent.futures import Executor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torpor_guest import errors, proctree
 from torpor_guest.command import Command, Request
 from torpor_guest.errors import AgentError
+from torpor_guest.gate import DISK
 from torpor_guest.launcher import Launcher, Program
+from torpor_guest.sandboxfile import SandboxFile
 from torpor_guest.spool import DEFAULT_LIMIT, Spool
 from torpor_guest.users import Image, User, environment, find_user
 
@@ -34,10 +38,13 @@ _MAX_META = 8 << 20
 class Execs:
     """The agent's commands, by id."""
 
-    def __init__(self, root: Path, launcher: Launcher, image: Image, executor: Executor) -> None:
+    def __init__(
+        self, root: Path, launcher: Launcher, image: Image, sandbox: SandboxFile, executor: Executor
+    ) -> None:
         self._root = root
         self._launcher = launcher
         self._image = image
+        self._sandbox = sandbox
         self._executor = executor
         self._commands: dict[str, Command] = {}
         self._starting: dict[str, asyncio.Task[Command]] = {}
@@ -61,9 +68,12 @@ class Execs:
         self._prune()
         return lost
 
-    def get(self, exec_id: object) -> Command:
-        """Return the command with that id, or raise `AgentError`."""
-        command = self._commands.get(_check_id(exec_id))
+    async def get(self, exec_id: object) -> Command:
+        """Return the command with that id, or raise `AgentError`; one that is being started is waited for."""
+        known = _check_id(exec_id)
+        if known in self._starting:
+            await asyncio.wait([self._starting[known]])
+        command = self._commands.get(known)
         if command is None:
             raise AgentError(errors.NOT_FOUND, f"the guest knows no exec {exec_id}")
         return command
@@ -96,9 +106,10 @@ class Execs:
             task.exception()  # who waits for it gets it; if all have left, nobody needs it
 
     async def _start(self, exec_id: str, params: dict[str, Any]) -> Command:
+        await DISK.passed()
         user = find_user(params.get("user") or self._image.default_user)
         cwd = _check_cwd(params.get("cwd") or self._image.default_cwd or user.home)
-        program = _program(exec_id, params, user, cwd, self._image)
+        program = _program(exec_id, params, user, cwd, (self._image.env, self._sandbox.env()))
         request = Request(
             exec_id=exec_id,
             command=params["command"],
@@ -126,7 +137,7 @@ class Execs:
         try:
             await self._launch(command, program, wants_stdin=bool(params.get("stdin")))
         except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
+            DISK.run(partial(shutil.rmtree, folder, ignore_errors=True))
             raise
         self._commands[exec_id] = command
         return command
@@ -158,7 +169,7 @@ class Execs:
         folder = self._root / command.request.exec_id
         with contextlib.suppress(OSError):
             _append(folder / "meta", command.info())
-        asyncio.get_running_loop().call_later(0.05, self._tidy, command)
+        asyncio.get_running_loop().call_later(0.05, DISK.run, partial(self._tidy, command))
 
     def _tidy(self, command: Command) -> None:
         for spool in command.spools:
@@ -183,7 +194,13 @@ class Execs:
                 command.kill()
 
 
-def _program(exec_id: str, params: dict[str, Any], user: User, cwd: str, image: Image) -> Program:
+def _program(
+    exec_id: str,
+    params: dict[str, Any],
+    user: User,
+    cwd: str,
+    layers: tuple[Mapping[str, str], ...],
+) -> Program:
     command, env = params.get("command"), params.get("env") or {}
     if isinstance(command, str):
         argv = ["/bin/sh", "-c", command]
@@ -195,7 +212,7 @@ def _program(exec_id: str, params: dict[str, Any], user: User, cwd: str, image: 
         raise AgentError(errors.INVALID, "a command's parts hold no NUL and its first is not empty")
     if not isinstance(env, dict) or not all(isinstance(v, str) for v in env.values()):
         raise AgentError(errors.INVALID, "an environment maps names to texts")
-    full = environment(user, image.env, env, {proctree.MARKER: exec_id})
+    full = environment(user, *layers, env, {proctree.MARKER: exec_id})
     if "/" in argv[0]:
         programs = [os.fsencode(argv[0])]
     else:

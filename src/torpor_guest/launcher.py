@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import errno
 import marshal
 import os
 import signal
@@ -235,4 +236,9 @@ def _refusal(failure: bytes, program: Program) -> AgentError:
         "user": "the user cannot be taken on",
     }.get(step, "the command cannot be started")
     code = errors.FAILED if step in ("user", "stdio") else errors.INVALID
+    if number == str(errno.E2BIG):
+        code, what = (
+            errors.LIMIT,
+            "the command and its environment are too long for the guest's kernel",
+        )
     return AgentError(code, f"{what}: {reason}")

@@ -8,14 +8,16 @@ from typing import Any
 from torpor_guest import archive, content, files, proctree
 from torpor_guest.execs import Execs
 from torpor_guest.follow import follow
+from torpor_guest.gate import DISK
 from torpor_guest.paths import number
 from torpor_guest.session import Method
+from torpor_guest.snapshots import SnapshotMethods
 from torpor_guest.stream import Stream
 from torpor_guest.system import System
 from torpor_guest.users import user_name
 
 
-def table(execs: Execs, system: System) -> Mapping[str, Method]:
+def table(execs: Execs, system: System, snapshots: SnapshotMethods) -> Mapping[str, Method]:
     """Return the methods by name."""
     commands = CommandMethods(execs)
     return {
@@ -30,18 +32,32 @@ def table(execs: Execs, system: System) -> Mapping[str, Method]:
         "stat": files.stat_path,
         "list_dir": files.list_dir,
         "walk": files.walk,
-        "mkdir": files.mkdir,
-        "remove": files.remove,
-        "rename": files.rename,
+        "mkdir": _after_thaw(files.mkdir),
+        "remove": _after_thaw(files.remove),
+        "rename": _after_thaw(files.rename),
         "read": content.read,
-        "write": content.write,
+        "write": _after_thaw(content.write),
         "pack": archive.pack,
-        "unpack": archive.unpack,
+        "unpack": _after_thaw(archive.unpack),
         "set_clock": system.set_clock,
-        "grow_disk": system.grow_disk,
-        "settle": system.settle,
-        "shutdown": system.shutdown,
+        "grow_disk": _after_thaw(system.grow_disk),
+        "settle": _after_thaw(system.settle),
+        "shutdown": _after_thaw(system.shutdown),
+        "sync": snapshots.sync,
+        "freeze": snapshots.freeze,
+        "thaw": snapshots.thaw,
+        "renew": snapshots.renew,
     }
+
+
+def _after_thaw(method: Method) -> Method:
+    """Return `method`, which writes, so that it begins when nothing is frozen."""
+
+    async def begin(stream: Stream, params: dict[str, Any]) -> dict[str, Any]:
+        await DISK.passed()
+        return await method(stream, params)
+
+    return begin
 
 
 class CommandMethods:
@@ -62,11 +78,11 @@ class CommandMethods:
 
     async def attach(self, stream: Stream, params: dict[str, Any]) -> dict[str, Any]:
         """Follow a command from byte offsets on."""
-        return await follow(stream, self._execs.get(params.get("exec_id")), params)
+        return await follow(stream, await self._execs.get(params.get("exec_id")), params)
 
     async def stdin(self, stream: Stream, params: dict[str, Any]) -> dict[str, Any]:
         """Write what comes until END to a command's stdin; with `eof` close it then."""
-        command = self._execs.get(params.get("exec_id"))
+        command = await self._execs.get(params.get("exec_id"))
         async with command.stdin_lock:
             command.check_stdin()
             while (item := await stream.receive()) is not None:
@@ -78,12 +94,12 @@ class CommandMethods:
     async def signal(self, stream: Stream, params: dict[str, Any]) -> dict[str, Any]:
         """Send a signal to a command; 9 kills its whole tree."""
         value = number(params, "signal", None)
-        self._execs.get(params.get("exec_id")).send_signal(value or 0)
+        (await self._execs.get(params.get("exec_id"))).send_signal(value or 0)
         return {}
 
     async def get(self, stream: Stream, params: dict[str, Any]) -> dict[str, Any]:
         """Say what is so about a command."""
-        return {"exec": self._execs.get(params.get("exec_id")).info()}
+        return {"exec": (await self._execs.get(params.get("exec_id"))).info()}
 
     async def list(self, stream: Stream, params: dict[str, Any]) -> dict[str, Any]:
         """Send all commands, oldest first."""

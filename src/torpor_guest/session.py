@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ Method = Callable[[Stream, "dict[str, Any]"], Awaitable["dict[str, Any]"]]
 MAX_STREAMS = 1024
 WINDOW = 256 << 10
 """Bytes that the host may have under way to us in one stream."""
-CAPABILITIES = ("exec", "exec.run", "files", "archive", "processes", "system")
+CAPABILITIES = ("exec", "exec.run", "files", "archive", "processes", "system", "snapshots")
 
 _log = logging.getLogger("torpor")
 
@@ -41,7 +40,7 @@ class Session(Mux):
         self._credit = protocol.DEFAULT_WINDOW
         self._openings: dict[int, protocol.MessageBuffer] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._instance = secrets.token_hex(8)
+        self._instance = os.urandom(8).hex()
         self._decoder.epoch = -1
 
     def attach(self, device: Device) -> None:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
-import time
 from pathlib import Path
 from typing import Any
 
 from torpor_guest import errors
 from torpor_guest.errors import AgentError
-from torpor_guest.launcher import Launcher, Program
+from torpor_guest.kernel import Kernel
+from torpor_guest.programs import Programs
 from torpor_guest.stream import Stream
 from torpor_guest.threads import in_thread
-from torpor_guest.users import BASE_PATH
 
-_MAX_OUTPUT = 64 << 10
 _EARLIEST_S, _LATEST_S = 946684800, 7258118400  # the years 2000 to 2200
 
 _log = logging.getLogger("torpor")
@@ -25,17 +22,16 @@ _log = logging.getLogger("torpor")
 class System:
     """The machine, by way of its own programs."""
 
-    def __init__(self, launcher: Launcher, proc_sys: Path) -> None:
-        self._launcher = launcher
+    def __init__(self, programs: Programs, kernel: Kernel, proc_sys: Path) -> None:
+        self._programs = programs
+        self._kernel = kernel
         self._proc_sys = proc_sys
 
     async def set_clock(self, stream: Stream, params: dict[str, Any]) -> dict[str, Any]:
         """Set the time of day."""
-        now_ns = params.get("now_ns")
-        if not isinstance(now_ns, int) or not _EARLIEST_S <= now_ns / 1e9 <= _LATEST_S:
-            raise AgentError(errors.INVALID, f"{now_ns!r} is no time of day")
+        now_ns = time_in(params)
         try:
-            time.clock_settime_ns(time.CLOCK_REALTIME, now_ns)
+            self._kernel.set_clock(now_ns)
         except OSError as exc:
             raise errors.from_os(exc, "set the clock") from exc
         return {}
@@ -44,7 +40,7 @@ class System:
         """Grow the root file system to its device's size; answer its size in bytes."""
         kind, device = root_device(Path("/proc/self/mountinfo").read_text())
         if kind in ("ext2", "ext3", "ext4"):
-            status, output = await self._run(["resize2fs", device], timeout_s=600)
+            status, output = await self._programs.run(["resize2fs", device], timeout_s=600)
             if status != 0:
                 raise AgentError(errors.FAILED, f"resize2fs {device}: {output[-500:].strip()}")
         found = os.statvfs("/")
@@ -57,7 +53,7 @@ class System:
             raise AgentError(errors.INVALID, f"a timeout of {timeout_s!r} seconds cannot be")
         state = "unknown"
         try:
-            _, state = await self._run(
+            _, state = await self._programs.run(
                 ["systemctl", "is-system-running", "--wait"], timeout_s=timeout_s
             )
         except AgentError as exc:
@@ -65,7 +61,7 @@ class System:
                 raise
         await in_thread(os.sync)
         try:
-            status, output = await self._run(["fstrim", "-a"], timeout_s=timeout_s)
+            status, output = await self._programs.run(["fstrim", "-a"], timeout_s=timeout_s)
         except AgentError as exc:
             if exc.code == errors.TIMEOUT:
                 raise
@@ -81,7 +77,7 @@ class System:
         said = ""
         for argv in (["systemctl", "--no-block", "poweroff"], ["poweroff", "-f"]):
             try:
-                status, output = await self._run(argv, timeout_s=30)
+                status, output = await self._programs.run(argv, timeout_s=30)
             except AgentError as exc:
                 status, output = 127, str(exc)
             if status == 0:
@@ -95,73 +91,13 @@ class System:
         except OSError as exc:
             raise errors.from_os(exc, "drop caches") from exc
 
-    async def _run(self, argv: list[str], *, timeout_s: float) -> tuple[int, str]:
-        """Run a program of the machine; return its exit status and what it wrote.
 
-        Raises:
-            AgentError: it could not be started, or ran too long and was killed.
-        """
-        loop = asyncio.get_running_loop()
-        ended: asyncio.Future[int] = loop.create_future()
-        path = os.environ.get("PATH") or BASE_PATH
-        program = Program(
-            argv=[os.fsencode(part) for part in argv],
-            programs=[os.fsencode(f"{folder}/{argv[0]}") for folder in path.split(":") if folder],
-            env={b"PATH": os.fsencode(path), b"LANG": b"C.UTF-8"},
-        )
-        read, write = os.pipe()
-        os.set_blocking(read, False)
-        null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
-        output = _Output(read)
-
-        def on_exit(status: int) -> None:
-            if not ended.done():
-                ended.set_result(status)
-
-        try:
-            try:
-                spare = await self._launcher.launch(program, (null, write, write), on_exit)
-            finally:
-                os.close(null)
-                os.close(write)
-            loop.add_reader(read, output.take)
-            try:
-                await asyncio.wait([ended], timeout=timeout_s)
-            finally:
-                if not ended.done():
-                    self._launcher.kill(spare)
-                self._launcher.release(spare.cgroup)
-            if not ended.done():
-                raise AgentError(
-                    errors.TIMEOUT, f"{' '.join(argv)} ran longer than {timeout_s:g} s"
-                )
-            output.take()
-            return os.waitstatus_to_exitcode(ended.result()), output.text
-        finally:
-            loop.remove_reader(read)
-            os.close(read)
-
-
-class _Output:
-    """What a program wrote, up to a limit."""
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-        self._data = bytearray()
-
-    def take(self) -> None:
-        """Read what is there."""
-        try:
-            while data := os.read(self._fd, _MAX_OUTPUT):
-                self._data += data[: _MAX_OUTPUT - len(self._data)]
-        except BlockingIOError:
-            return
-        asyncio.get_running_loop().remove_reader(self._fd)
-
-    @property
-    def text(self) -> str:
-        """It, as text."""
-        return self._data.decode("utf-8", "replace")
+def time_in(params: dict[str, Any]) -> int:
+    """Return the time of day in `params`, in nanoseconds, or raise `AgentError`."""
+    now_ns = params.get("now_ns")
+    if not isinstance(now_ns, int) or not _EARLIEST_S <= now_ns / 1e9 <= _LATEST_S:
+        raise AgentError(errors.INVALID, f"{now_ns!r} is no time of day")
+    return now_ns
 
 
 def root_device(mountinfo: str) -> tuple[str, str]:

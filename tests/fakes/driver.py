@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from torpor.base import proc
 from torpor.base.proc import ProcessId
 from torpor.errors import VmmFailed
@@ -59,7 +61,7 @@ class FakeVmm:
     async def save_ram(self, path: Path, previous: Sequence[Path] = ()) -> RamLayer:
         await self._driver.step("ram")
         with RamLayerWriter(path, 4 * PAGE, previous) as writer:
-            writer.add(1, memoryview(bytes([len(previous) + 1]) * PAGE))
+            writer.add(np.array([1]), memoryview(bytes([len(previous) + 1]) * PAGE))
             return writer.finish(sync=False)
 
     async def switch_disk(self, overlay: Path) -> None:

@@ -142,6 +142,18 @@ class FakeGuest:
             self.attached -= 1
             await events.aclose()
 
+    @contextlib.asynccontextmanager
+    async def exec_run(
+        self, exec_id: ExecId, spec: ExecSpec, *, output_limit_bytes: int | None = None
+    ) -> AsyncIterator[AsyncIterator[ExecEvent]]:
+        await self.exec_start(exec_id, spec)
+        async with self.exec_attach(exec_id) as events:
+            yield events
+
+    @property
+    def closed(self) -> bool:
+        return False
+
     async def _events(self, found: FakeExec, out: int, err: int):  # type: ignore[no-untyped-def]
         yield ExecStarted(found.exec_id, found.pid)
         while True:

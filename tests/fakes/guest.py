@@ -91,7 +91,9 @@ class FakeGuest(FakeFiles):
         return GuestInfo(
             agent_version="fake",
             protocol_version=1,
-            capabilities=frozenset({"exec", "exec.run", "files", "archive", "processes", "system"}),
+            capabilities=frozenset(
+                {"exec", "exec.run", "files", "archive", "processes", "system", "snapshots"}
+            ),
             boot_id="00000000-0000-0000-0000-000000000000",
             agent_pid=os.getpid(),
         )
@@ -125,6 +127,8 @@ class FakeGuest(FakeFiles):
         """See `Guest.exec_start`."""
         self._check()
         async with self._starting:
+            if exec_id not in self.execs:
+                await self._until_writable()
             if exec_id not in self.execs:
                 self.execs[exec_id] = await self._start(exec_id, spec, output_limit_bytes)
             return self.execs[exec_id].now()
@@ -256,6 +260,7 @@ class FakeGuest(FakeFiles):
 
     async def aclose(self) -> None:
         """See `Guest.aclose`. Whatever still runs is killed, so that a test leaves nothing behind."""
+        self.let_go()
         for found in self.execs.values():
             self._kill(found, signals.SIGKILL)
         tasks = [found.task for found in self.execs.values() if found.task]

@@ -12,28 +12,25 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-from torpor.errors import Conflict, GuestFailed, GuestUnreachable, InvalidRequest, NotFound
+from tests.fakes.guest_snapshots import FakeSnapshots
+from torpor.errors import Conflict, GuestFailed, InvalidRequest, NotFound
 from torpor.model import FileInfo
 
 CHUNK = 64 << 10
 
 
-class FakeFiles:
+class FakeFiles(FakeSnapshots):
     """The part of `Guest` that is about files."""
 
     def __init__(self, root: Path) -> None:
+        super().__init__()
         self.root = root
-        self.is_cut = False
 
     def place(self, path: str) -> Path:
         """Where the guest's `path` lies on this machine."""
         if not path.startswith("/") or "\0" in path:
             raise InvalidRequest(f"{path!r} is not an absolute path")
         return self.root / path.lstrip("/")
-
-    def _check(self) -> None:
-        if self.is_cut:
-            raise GuestUnreachable("the guest channel was cut")
 
     def _describe(self, path: str) -> FileInfo:
         place = self.place(path)
@@ -87,7 +84,7 @@ class FakeFiles:
 
     async def mkdir(self, path: str, *, parents: bool = True, mode: int = 0o755) -> FileInfo:
         """See `Guest.mkdir`."""
-        self._check()
+        await self._until_writable()
         try:
             self.place(path).mkdir(parents=parents, exist_ok=parents)
             self.place(path).chmod(mode)
@@ -97,7 +94,7 @@ class FakeFiles:
 
     async def remove(self, path: str, *, recursive: bool = False) -> None:
         """See `Guest.remove`."""
-        self._check()
+        await self._until_writable()
         place = self.place(path)
         try:
             if not place.is_dir() or place.is_symlink():
@@ -111,7 +108,7 @@ class FakeFiles:
 
     async def rename(self, source: str, target: str) -> FileInfo:
         """See `Guest.rename`."""
-        self._check()
+        await self._until_writable()
         try:
             self.place(source).rename(self.place(target))
         except OSError as exc:
@@ -149,7 +146,7 @@ class FakeFiles:
         self._check()
         place = self.place(path)
         data = b"".join([chunk async for chunk in chunks])
-        self._check()
+        await self._until_writable()
         try:
             is_new = not place.exists()
             if not is_new and not place.is_file() and not place.is_dir():
@@ -184,7 +181,7 @@ class FakeFiles:
         self, path: str, chunks: AsyncIterator[bytes], *, user: str | None = None
     ) -> int:
         """See `Guest.unpack`."""
-        self._check()
+        await self._until_writable()
         place = self.place(path)
         data = b"".join([chunk async for chunk in chunks])
         place.mkdir(parents=True, exist_ok=True)

@@ -126,6 +126,11 @@ class Channel(asyncio.Protocol):
         """Close the connection; who waits gets `GuestUnreachable`. Idempotent."""
         self._fail("the guest channel was closed")
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether the connection is gone or was closed."""
+        return self._cut is not None
+
     # Streams
 
     def start(self, method: str, params: dict[str, object]) -> Stream:

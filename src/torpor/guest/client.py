@@ -8,13 +8,14 @@ from typing import Final
 from torpor.guest.channel import Channel
 from torpor.guest.execs import ExecCalls
 from torpor.guest.files import FileCalls
+from torpor.guest.snapshots import SnapshotCalls
 from torpor.guest.system import SystemCalls
 from torpor.model import GuestInfo
 
 SILENCE_LIMIT_S: Final = 30.0
 
 
-class GuestClient(ExecCalls, FileCalls, SystemCalls):
+class GuestClient(ExecCalls, FileCalls, SnapshotCalls, SystemCalls):
     """A connected guest agent; `connect` makes it. See `torpor.guest.port.Guest`."""
 
     def __init__(self, channel: Channel, info: GuestInfo) -> None:
@@ -25,6 +26,11 @@ class GuestClient(ExecCalls, FileCalls, SystemCalls):
     def info(self) -> GuestInfo:
         """See `Guest.info`."""
         return self._info
+
+    @property
+    def closed(self) -> bool:
+        """See `Guest.closed`."""
+        return self._channel.is_cut
 
     async def ping(self, *, timeout_s: float = 5.0) -> None:
         """See `Guest.ping`."""

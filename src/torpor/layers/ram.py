@@ -8,7 +8,6 @@ layers make it again.
 
 from __future__ import annotations
 
-import itertools
 import os
 import struct
 import zlib
@@ -23,11 +22,13 @@ from torpor.errors import DataDamaged
 
 if TYPE_CHECKING:
     import numpy as np
+    from numpy.typing import NDArray
 
 PAGE = 4096
 _MAGIC = b"TORPRAM1"
-_HEADER = struct.Struct("<8sIIQQQQI")
-"""magic, version, page size, RAM bytes, data pages, runs, index offset, CRC-32 of the index."""
+_HEADER = struct.Struct("<8sIIQQQQ")
+"""magic, version, page size, RAM bytes, data pages, runs, index offset; then the CRC-32 of this and the index."""
+_CRC = struct.Struct("<I")
 _RUN = struct.Struct("<QQQ")
 """first page, pages, place: the first data page, or `_ZEROS`."""
 _VERSION = 1
@@ -70,7 +71,8 @@ class RamLayerWriter:
         self._ram_bytes = ram_bytes
         self._known = _KnownPages(previous, ram_bytes // PAGE) if previous else None
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        self._runs: list[RamRun] = []
+        self._data: list[NDArray[np.int64]] = []
+        self._zeros: list[NDArray[np.int64]] = []
         self._data_pages = 0
         self._whole = False
 
@@ -88,60 +90,68 @@ class RamLayerWriter:
         if not self._whole:
             self._path.unlink(missing_ok=True)
 
-    def add(self, first_page: int, data: memoryview) -> None:
-        """Add pages from `first_page` on; whole pages, each call behind the one before."""
+    def add(self, pages: NDArray[np.int64], data: memoryview) -> None:
+        """Add whole pages: their numbers, and their content one behind the other. No page comes twice."""
         import numpy as np
 
-        pages = len(data) // PAGE
-        if self._runs and first_page < self._runs[-1].first_page + self._runs[-1].pages:
-            raise ValueError("runs must be added in order")
-        words = np.frombuffer(data, dtype=np.uint64).reshape(pages, PAGE // 8)
-        # 0: zeros, 1: data, 2: known already
-        kinds = np.asarray(words.any(axis=1)).astype(np.int8)
+        words = np.frombuffer(data, dtype=np.uint64).reshape(len(pages), PAGE // 8)
+        filled = words.any(axis=1)
+        new = np.ones(len(pages), dtype=np.bool_)
         if self._known is not None:
-            self._known.mark(first_page, words, kinds)
-        edges = np.flatnonzero(np.diff(kinds)) + 1
-        bounds = [0, *edges.tolist(), pages]
-        for start, end in itertools.pairwise(bounds):
-            if kinds[start] == 1:
-                self._write(data[start * PAGE : end * PAGE], (1 + self._data_pages) * PAGE)
-                self._extend(first_page + start, end - start, self._data_pages)
-                self._data_pages += end - start
-            elif kinds[start] == 0:
-                self._extend(first_page + start, end - start, None)
+            new = ~self._known.same(pages, words, filled)
+        kept = filled & new
+        self._write(
+            data if kept.all() else memoryview(words[kept].tobytes()), (1 + self._data_pages) * PAGE
+        )
+        self._data_pages += int(kept.sum())
+        self._data.append(pages[kept])
+        self._zeros.append(pages[~filled & new])
 
     def finish(self, *, sync: bool = True) -> RamLayer:
         """Write index and header, in that order, and fsync unless `sync` is off (then the caller does)."""
+        runs = self._runs()
         index = b"".join(
             _RUN.pack(run.first_page, run.pages, _ZEROS if run.place is None else run.place)
-            for run in self._runs
+            for run in runs
         )
         offset = (1 + self._data_pages) * PAGE
         self._write(memoryview(index), offset)
         header = _HEADER.pack(
-            _MAGIC,
-            _VERSION,
-            PAGE,
-            self._ram_bytes,
-            self._data_pages,
-            len(self._runs),
-            offset,
-            zlib.crc32(index),
+            _MAGIC, _VERSION, PAGE, self._ram_bytes, self._data_pages, len(runs), offset
         )
+        header += _CRC.pack(zlib.crc32(index, zlib.crc32(header)))
         self._write(memoryview(header.ljust(PAGE, b"\0")), 0)
         if sync:
             os.fsync(self._fd)
         self._whole = True
-        return RamLayer(self._path, self._ram_bytes, self._data_pages, tuple(self._runs))
+        return RamLayer(self._path, self._ram_bytes, self._data_pages, runs)
 
-    def _extend(self, first_page: int, pages: int, place: int | None) -> None:
-        if self._runs:
-            last = self._runs[-1]
-            touches = last.first_page + last.pages == first_page
-            if touches and (last.place is None) == (place is None):
-                self._runs[-1] = RamRun(last.first_page, last.pages + pages, last.place)
-                return
-        self._runs.append(RamRun(first_page, pages, place))
+    def _runs(self) -> tuple[RamRun, ...]:
+        """Return what was added as runs in the order of memory."""
+        import numpy as np
+
+        data = np.concatenate([*self._data, np.empty(0, np.int64)])
+        zeros = np.concatenate([*self._zeros, np.empty(0, np.int64)])
+        pages = np.concatenate((data, zeros))
+        places = np.concatenate((np.arange(len(data)), np.full(len(zeros), -1)))
+        order = np.argsort(pages, kind="stable")
+        pages, places = pages[order], places[order]
+        if not len(pages):
+            return ()
+        if (np.diff(pages) == 0).any() or pages[-1] >= self._ram_bytes // PAGE:
+            raise ValueError("a page was added twice, or is beyond the memory")
+        both_zero = (places[1:] < 0) & (places[:-1] < 0)
+        side_by_side = both_zero | ((places[:-1] >= 0) & (np.diff(places) == 1))
+        starts = np.flatnonzero(np.concatenate(([True], (np.diff(pages) != 1) | ~side_by_side)))
+        ends = np.append(starts[1:], len(pages))
+        return tuple(
+            RamRun(
+                int(pages[start]),
+                int(end - start),
+                None if places[start] < 0 else int(places[start]),
+            )
+            for start, end in zip(starts, ends, strict=True)
+        )
 
     def _write(self, data: memoryview, offset: int) -> None:
         done = 0
@@ -174,18 +184,17 @@ class _KnownPages:
                     -1 if run.place is None else np.arange(run.place, run.place + run.pages)
                 )
 
-    def mark(self, first_page: int, words: Any, kinds: Any) -> None:
-        """Set `kinds` to 2 for each page of `words` that is known as it is."""
+    def same(self, pages: NDArray[np.int64], words: Any, filled: Any) -> Any:
+        """Return for each page whether the layers hold it as it is."""
         import numpy as np
 
-        where = slice(first_page, first_page + len(kinds))
-        layers, places = self._layer[where], self._place[where]
-        kinds[(layers >= 0) & (places < 0) & (kinds == 0)] = 2
+        layers, places = self._layer[pages], self._place[pages]
+        same = (layers >= 0) & (places < 0) & ~filled
         for number, held in enumerate(self._maps):
             candidates = np.flatnonzero((layers == number) & (places >= 0))
             if len(candidates):
-                same = (held[places[candidates]] == words[candidates]).all(axis=1)
-                kinds[candidates[same]] = 2
+                same[candidates] = (held[places[candidates]] == words[candidates]).all(axis=1)
+        return same
 
     def close(self) -> None:
         """Let go of the layers' files."""
@@ -202,7 +211,8 @@ def read_layer(path: Path) -> RamLayer:
         head = file.read(PAGE)
         if len(head) < PAGE or head[:8] != _MAGIC:
             raise DataDamaged(f"{path} is no RAM layer", path=path)
-        _, version, page, ram_bytes, data_pages, count, offset, crc = _HEADER.unpack_from(head)
+        _, version, page, ram_bytes, data_pages, count, offset = _HEADER.unpack_from(head)
+        (crc,) = _CRC.unpack_from(head, _HEADER.size)
         if (version, page) != (_VERSION, PAGE):
             raise DataDamaged(
                 f"{path} is a RAM layer of version {version} with pages of {page} bytes", path=path
@@ -211,7 +221,10 @@ def read_layer(path: Path) -> RamLayer:
             raise DataDamaged(f"{path} has a header that cannot be right", path=path)
         file.seek(offset)
         index = file.read(count * _RUN.size)
-    if len(index) != count * _RUN.size or zlib.crc32(index) != crc:
+    if (
+        len(index) != count * _RUN.size
+        or zlib.crc32(index, zlib.crc32(head[: _HEADER.size])) != crc
+    ):
         raise DataDamaged(f"{path} has a damaged index", path=path)
     runs = tuple(
         RamRun(first, pages, None if place == _ZEROS else place)
@@ -222,12 +235,11 @@ def read_layer(path: Path) -> RamLayer:
 
 
 def _check_runs(path: Path, runs: Iterable[RamRun], ram_pages: int, data_pages: int) -> None:
-    at = place = 0
+    at = 0
     for run in runs:
         good = run.first_page >= at and run.pages > 0 and run.first_page + run.pages <= ram_pages
         if run.place is not None:
-            good = good and run.place == place and place + run.pages <= data_pages
-            place += run.pages
+            good = good and run.place + run.pages <= data_pages
         if not good:
             raise DataDamaged(f"{path} has a run that cannot be right", path=path)
         at = run.first_page + run.pages

@@ -112,13 +112,22 @@ class ExecFeed:
                     "streams": self._streams,
                 },
             )
-        async with opened as reply, closing(sse_events(raw_bytes(reply))) as events:
-            async for event in events:
-                if event.name == "started" and not self._is_fed:
-                    await self._check_feeding(event.data.get("stdin_done"))
-                found = self._event(event)
-                if found is not None:
-                    yield found
+        ended: ExecEnded | None = None
+        try:
+            async with opened as reply, closing(sse_events(raw_bytes(reply))) as events:
+                async for event in events:
+                    if event.name == "started" and not self._is_fed:
+                        await self._check_feeding(event.data.get("stdin_done"))
+                    found = self._event(event)
+                    if isinstance(found, ExecEnded):
+                        ended = found  # read on to the stream's end, so that the connection is used again
+                    elif found is not None:
+                        yield found
+        except (ConnectionLost, DaemonSilent):
+            if ended is None:
+                raise
+        if ended is not None:
+            yield ended
 
     def _event(self, event: SseEvent) -> ExecEvent | None:
         data = event.data

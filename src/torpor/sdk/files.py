@@ -15,11 +15,9 @@ from typing import IO
 from torpor.base.aio import closing
 from torpor.errors import InvalidRequest, NotFound, error_from_wire
 from torpor.model import FileInfo
-from torpor.sdk import tarball
 from torpor.sdk.client import Client, Connection, connection, raw_bytes
 from torpor.sdk.parse import file_info
-from torpor.sdk.results import Transfer
-from torpor.sdk.tarball import Progress
+from torpor.sdk.results import Progress, Transfer
 
 CHUNK_BYTES = 256 << 10
 WRITE_LIMIT_S = 300.0
@@ -209,6 +207,8 @@ class AsyncFilesystem:
     async def _upload_folder(
         self, folder: Path, remote: str, *, user: str | None, progress: Progress | None
     ) -> Transfer:
+        from torpor.sdk import tarball  # tarfile and its thread are not needed by most
+
         size_bytes = await asyncio.to_thread(tarball.folder_size, folder)
         async with contextlib.aclosing(tarball.pack(folder, progress=progress)) as content:
             body = await self._connection.call(
@@ -240,6 +240,8 @@ class AsyncFilesystem:
         info = await self.stat(remote)
         target = Path(local)
         if info.kind == "dir":
+            from torpor.sdk import tarball
+
             query = {"path": remote}
             async with self._connection.stream(
                 "GET", f"{self._base}/archive", query=query

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from torpor.errors import CommandFailed
 from torpor.model import ExecId, ExecInfo
+
+Progress = Callable[[int, int | None], object]
+"""Called with the bytes done and, where it is known, the bytes in all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -81,7 +81,7 @@ class AsyncSandbox(AsyncMoves):
             network: `user` (out, not in) or `none`; None: `user`, or the snapshot's.
             env: laid over the image's environment in every exec.
             metadata: your own labels; `list` filters by them.
-            ttl_seconds: seconds until `on_timeout` happens; None: never.
+            ttl_seconds: seconds of running until `on_timeout` happens; None: never.
             on_timeout: `delete` or `hibernate`.
             idle_seconds: hibernate by itself after so long without work; None: never.
             from_snapshot: go on at this snapshot instead, as `restore`; its sizes cannot be changed.

@@ -9,8 +9,7 @@ from pathlib import Path
 from torpor.model import FileInfo
 from torpor.sdk.files import AsyncFilesystem
 from torpor.sdk.loop import loop_thread
-from torpor.sdk.results import Transfer
-from torpor.sdk.tarball import Progress
+from torpor.sdk.results import Progress, Transfer
 
 Content = str | bytes | Iterable[bytes]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any, TypeVar, cast
 
 from torpor.errors import InvalidRequest, TorporError
-from torpor.sdk.results import Transfer
+from torpor.sdk.results import Progress, Transfer
 from torpor.sdk.unpack import Unpacker
 
 T = TypeVar("T")
@@ -23,9 +23,6 @@ T = TypeVar("T")
 CHUNK_BYTES = 256 << 10
 _AHEAD = 8
 _POLL_S = 0.2
-
-Progress = Callable[[int, int | None], object]
-"""Called with the bytes done and, where it is known, the bytes in all."""
 
 
 class _Stopped(Exception):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import importlib
 import json
 import logging
 import os
@@ -18,7 +17,7 @@ import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn, Protocol, cast
+from typing import NoReturn
 
 import uvicorn
 from typing_extensions import override
@@ -34,20 +33,11 @@ from torpor.server.listen import listen_tcp, listen_unix, tcp_token
 
 log = logging.getLogger("torpor.server")
 
+KEEP_ALIVE_S = 75
+"""Seconds that an idle connection is kept; clients drop theirs before (30 s), so that none is cut in use."""
+
 GRACE_S = 1
 """Seconds that requests in flight get when the daemon is told to stop."""
-
-
-class RunningEngine(EnginePort, Protocol):
-    """An engine with its beginning and end."""
-
-    async def start(self) -> None:
-        """Adopt what runs, finish or undo what was half done."""
-        ...
-
-    async def aclose(self) -> None:
-        """Let go of all machines, which run on."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +107,11 @@ def _daemon_lock(home: Home) -> Iterator[None]:
 
 
 async def _serve(options: Options, ready: _ReadyPipe) -> None:
+    from torpor.sandboxes.engine import open_engine
+
     home = options.home
     async with contextlib.AsyncExitStack() as stack:
-        module = importlib.import_module("torpor.sandboxes.engine")
-        engine = cast(RunningEngine, module.open_engine(home))
+        engine = open_engine(home)
         stack.push_async_callback(engine.aclose)
         await engine.start()
         servers = [
@@ -178,6 +169,7 @@ async def listening(
             proxy_headers=False,
             server_header=False,
             timeout_graceful_shutdown=GRACE_S,
+            timeout_keep_alive=KEEP_ALIVE_S,
         )
     )
     task = Supervisor(_http_failed).spawn(server.serve(sockets=[listener]), name="http")

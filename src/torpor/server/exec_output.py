@@ -9,7 +9,7 @@ from typing import Literal
 
 from torpor.errors import OperationTimeout
 from torpor.model import ExecEnded, ExecEvent, ExecInfo, ExecOutput, ExecStarted
-from torpor.server.replies import sse, sse_error
+from torpor.server.replies import Last, sse, sse_error
 from torpor.server.wire_exec import ExecResultWire, ExecWire
 
 StreamName = Literal["stdout", "stderr"]
@@ -95,7 +95,7 @@ class SseEncoder:
     def _ended(self, event: ExecEnded) -> bytes:
         if event.info.timed_out:
             return sse_error(timed_out(event.info))
-        return sse("exit", ExecWire.of(event.info))
+        return Last(sse("exit", ExecWire.of(event.info)))
 
 
 def _chunk(stream: StreamName, offset: int, data: bytes) -> bytes:

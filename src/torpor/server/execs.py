@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 
 from torpor.base.aio import Supervisor, finish
 from torpor.base.ids import new_id
 from torpor.errors import CommandLost, OperationTimeout, TorporError
 from torpor.guest.port import Guest
-from torpor.model import ExecEnded, ExecId, ExecInfo, ExecOutput, ExecSpec, SandboxId
+from torpor.model import ExecEnded, ExecEvent, ExecId, ExecInfo, ExecOutput, ExecSpec, SandboxId
 from torpor.sandboxes.port import EnginePort
 from torpor.server.exec_output import Collected, SseEncoder
 
@@ -59,17 +60,30 @@ class ExecDesk:
         Feeding `start.stdin` goes on when this has returned, if the guest does not take it at once.
         """
         info = await guest.exec_start(start.exec_id, start.spec)
-        key = f"{sandbox_id}/{start.exec_id}"
-        if start.stdin is not None and key not in self._fed:
-            self._fed[key] = False
-            if len(self._fed) > _REMEMBERED_FEEDS:
-                self._fed.popitem(last=False)
-            feeding = self._supervisor.spawn(
-                self._feed(sandbox_id, start.exec_id, start.stdin), name=f"stdin of {start.exec_id}"
-            )
-            feeding.add_done_callback(lambda _task: self._feeding_ended(key))
-            await asyncio.wait({feeding}, timeout=FEED_WAIT_S)
+        await self._begin_feeding(sandbox_id, start)
         return info
+
+    @contextlib.asynccontextmanager
+    async def _started(
+        self, guest: Guest, sandbox_id: SandboxId, start: Start
+    ) -> AsyncIterator[AsyncIterator[ExecEvent]]:
+        """Enter with the events of a command that is started, or found, by this."""
+        async with guest.exec_run(start.exec_id, start.spec) as events:
+            await self._begin_feeding(sandbox_id, start)
+            yield events
+
+    async def _begin_feeding(self, sandbox_id: SandboxId, start: Start) -> None:
+        key = f"{sandbox_id}/{start.exec_id}"
+        if start.stdin is None or key in self._fed:
+            return
+        self._fed[key] = False
+        if len(self._fed) > _REMEMBERED_FEEDS:
+            self._fed.popitem(last=False)
+        feeding = self._supervisor.spawn(
+            self._feed(sandbox_id, start.exec_id, start.stdin), name=f"stdin of {start.exec_id}"
+        )
+        feeding.add_done_callback(lambda _task: self._feeding_ended(key))
+        await asyncio.wait({feeding}, timeout=FEED_WAIT_S)
 
     def _feeding_ended(self, key: str) -> None:
         if key in self._fed:
@@ -93,11 +107,10 @@ class ExecDesk:
         collected = Collected(limit_bytes)
         limit_s = start.spec.timeout_seconds
         async with self.engine.guest(sandbox_id) as guest:
-            await self.start(guest, sandbox_id, start)
             try:
                 async with (
                     asyncio.timeout(None if limit_s is None else limit_s + KILL_GRACE_S),
-                    guest.exec_attach(start.exec_id) as events,
+                    self._started(guest, sandbox_id, start) as events,
                 ):
                     async for event in events:
                         if isinstance(event, ExecOutput):
@@ -129,20 +142,25 @@ class ExecDesk:
     ) -> AsyncGenerator[bytes, None]:
         """Yield the events of an exec as server-sent events, after starting it if `start` is given."""
         async with self.engine.guest(sandbox_id) as guest:
+            is_over = False
+            followed: contextlib.AbstractAsyncContextManager[AsyncIterator[ExecEvent]]
             if start is not None:
-                await self.start(guest, sandbox_id, start)
-            encoder.stdin_done = self.stdin_done(sandbox_id, exec_id)
-            try:
-                async with guest.exec_attach(
+                followed = self._started(guest, sandbox_id, start)
+            else:
+                followed = guest.exec_attach(
                     exec_id, stdout_offset=stdout_offset, stderr_offset=stderr_offset
-                ) as events:
+                )
+            try:
+                async with followed as events:
+                    encoder.stdin_done = self.stdin_done(sandbox_id, exec_id)
                     async for event in events:
+                        is_over = isinstance(event, ExecEnded)
                         for frame in encoder.encode(event):
                             yield frame
-                        if isinstance(event, ExecEnded):
+                        if is_over:
                             return
             except (asyncio.CancelledError, GeneratorExit):
-                if start is not None and start.kill_on_disconnect:
+                if start is not None and start.kill_on_disconnect and not is_over:
                     await finish(_kill(guest, exec_id), within_s=5)
                 raise
         raise CommandLost(f"{exec_id} sent no end", exec_id=exec_id)

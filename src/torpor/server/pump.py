@@ -54,6 +54,18 @@ class Pump(Generic[T]):
         self._slots.release()
         return item
 
+    async def get_ready(self, *, within_s: float | None = None) -> list[T]:
+        """Return the next item and those behind it that are there already. Raises as `get`."""
+        items = [await self.get(within_s=within_s)]
+        while not self._stopped and not self._queue.empty():
+            item = self._queue.get_nowait()
+            if isinstance(item, _End):
+                self._queue.put_nowait(_END)  # the next call says how it ended
+                break
+            self._slots.release()
+            items.append(item)
+        return items
+
     def stop(self) -> None:
         """End the source and wake the reader; what is still queued is dropped."""
         self._stopped = True

@@ -67,6 +67,10 @@ def as_torpor_error(error: Exception) -> TorporError:
     )
 
 
+class Last(bytes):
+    """A chunk after which its stream is over: it is sent together with the stream's end."""
+
+
 def sse(event: str | None, data: object) -> bytes:
     """Return one server-sent event with JSON data on one line."""
     head = b"" if event is None else b"event: %s\n" % event.encode("ascii")
@@ -75,7 +79,7 @@ def sse(event: str | None, data: object) -> bytes:
 
 def sse_error(error: TorporError) -> bytes:
     """Return the `error` event for `error`; always the last of its stream."""
-    return sse("error", error_to_wire(error))
+    return Last(sse("error", error_to_wire(error)))
 
 
 def json_line_error(error: TorporError) -> bytes:
@@ -121,41 +125,47 @@ class Streamed(Response):
                     "headers": self.raw_headers,
                 }
             )
-            for chunk in self._first:
-                await _send_chunk(send, chunk)
-            if await self._rest(send):
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
+            chunks = self._first
+            while await self._sent(send, chunks):
+                chunks = await self._next()
         finally:
             hang_up.cancel()
             await self._pump.aclose()
 
-    async def _rest(self, send: Send) -> bool:
-        """Send all that is left; False if the stream has to be cut."""
-        while True:
-            try:
-                chunk = await self._pump.get(within_s=KEEPALIVE_S if self._keepalive else None)
-            except StopAsyncIteration:
-                return True
-            except TimeoutError:
-                assert self._keepalive is not None
-                chunk = self._keepalive
-            except Exception as exc:  # noqa: BLE001 - whatever the source raised; it is reported, not lost
-                error = as_torpor_error(exc)
-                if self._on_error is None:
-                    log.warning("a stream was cut: %s", error.message)
-                    return False
-                await _send_chunk(send, self._on_error(error))
-                return True
-            try:
-                await _send_chunk(send, chunk)
-            except TimeoutError:
-                log.warning("a stream was cut: its client read nothing for %g s", STALL_S)
-                return False
+    async def _next(self) -> list[bytes]:
+        """Return what is to be sent next; nothing if the stream has to be cut."""
+        try:
+            return await self._pump.get_ready(within_s=KEEPALIVE_S if self._keepalive else None)
+        except StopAsyncIteration:
+            return [Last()]
+        except TimeoutError:
+            assert self._keepalive is not None
+            return [self._keepalive]
+        except Exception as exc:  # noqa: BLE001 - whatever the source raised; it is reported, not lost
+            error = as_torpor_error(exc)
+            if self._on_error is not None:
+                return [Last(self._on_error(error))]
+            log.warning("a stream was cut: %s", error.message)
+            return []
 
-
-async def _send_chunk(send: Send, chunk: bytes) -> None:
-    async with asyncio.timeout(STALL_S):
-        await send({"type": "http.response.body", "body": chunk, "more_body": True})
+    async def _sent(self, send: Send, chunks: list[bytes]) -> bool:
+        """Send chunks; return whether the stream goes on."""
+        if not chunks:
+            return False
+        is_last = isinstance(chunks[-1], Last)
+        try:
+            async with asyncio.timeout(STALL_S):
+                await send(
+                    {
+                        "type": "http.response.body",
+                        "body": b"".join(chunks),
+                        "more_body": not is_last,
+                    }
+                )
+        except TimeoutError:
+            log.warning("a stream was cut: its client read nothing for %g s", STALL_S)
+            return False
+        return not is_last
 
 
 async def _disconnected(receive: Receive) -> None:
@@ -177,9 +187,9 @@ async def streamed(
     and gets its own HTTP status.
     """
     pump = Pump(source)
-    first: list[bytes] = []
+    first: list[bytes] = [b""]
     try:
-        first.append(await pump.get(within_s=first_within_s))
+        first = await pump.get_ready(within_s=first_within_s)
     except (StopAsyncIteration, TimeoutError):
         pass
     except BaseException:

@@ -17,6 +17,7 @@ import torpor_guest
 from torpor.guest.client import GuestClient, connect
 
 SOURCES = Path(torpor_guest.__file__ or "").parent.parent
+TESTS = Path(__file__).parent.parent.parent.parent
 
 
 @dataclass
@@ -29,6 +30,11 @@ class Agent:
     epoch: int = 0
     state: Path | None = None
     clients: list[GuestClient] = field(default_factory=list)
+
+    @property
+    def root(self) -> Path:
+        """What it takes for the machine's root, as far as the machine itself is concerned."""
+        return self.folder / "root"
 
     @property
     def socket(self) -> Path:
@@ -44,7 +50,8 @@ class Agent:
         with (self.folder / "agent.log").open("ab") as log:
             self.process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "torpor_guest", "--socket", str(self.socket)),
+                    *(sys.executable, "-S", "-m", "tests.contract.guest.harmless"),
+                    *("--socket", str(self.socket)),
                     *(
                         "--state-dir",
                         str(self.state or self.folder / "state"),
@@ -52,9 +59,14 @@ class Agent:
                         str(image),
                     ),
                     *("--cgroup", self.cgroup, "--proc-sys", str(self.folder / "sys")),
+                    *("--sandbox", str(self.folder / "sandbox.json")),
                 ],
                 # No other PATH: a `systemctl poweroff` of the agent must never reach this machine.
-                env={"PYTHONPATH": str(SOURCES), "PATH": str(self.folder / "bin")},
+                env={
+                    "PYTHONPATH": f"{SOURCES}:{TESTS}",
+                    "PATH": str(self.folder / "bin"),
+                    "TORPOR_TEST_ROOT": str(self.root),
+                },
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

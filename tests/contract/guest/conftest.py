@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from blockbuster import blockbuster_ctx
 
 from tests.contract.guest.agent import Agent, running_agent
 from tests.fakes.guest import FakeGuest
@@ -16,6 +17,13 @@ from torpor.guest.port import Guest
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
+
+
+@pytest.fixture(autouse=True)
+def no_blocking() -> Iterator[None]:
+    """Fail when the host's end blocks its loop."""
+    with blockbuster_ctx(["torpor.guest", "torpor.base", "torpor_guest"]):
+        yield
 
 
 @pytest.fixture

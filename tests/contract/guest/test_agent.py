@@ -94,11 +94,13 @@ def agent(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Agent]:
 def remove_groups(group: Path) -> None:
     """Remove a group and those below it, as soon as nothing runs in them."""
     deadline = time.monotonic() + 5
-    while "populated 1" in (group / "cgroup.events").read_text():
-        assert time.monotonic() < deadline, f"something runs in {group}"
-        time.sleep(0.01)
-    for folder in sorted(group.glob("**/"), key=lambda p: -len(p.parts)):
-        folder.rmdir()
+    while group.exists():
+        try:
+            for folder in sorted(group.glob("**/"), key=lambda p: -len(p.parts)):
+                folder.rmdir()
+        except OSError:
+            assert time.monotonic() < deadline, f"something runs in {group}"
+            time.sleep(0.01)
 
 
 async def test_a_timeout_kills_the_whole_tree(family: Family, client: GuestClient) -> None:
@@ -254,6 +256,8 @@ async def test_too_many_at_once(agent: Agent, client: GuestClient) -> None:
 
 
 async def test_ended_execs_are_pruned(agent: Agent, client: GuestClient) -> None:
+    if agent.cgroup == "none":
+        pytest.skip("the other kind of agent is enough")
     first = fresh_id()
     await run(client, ("true",), exec_id=first)
     for _ in range(16):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,14 +23,16 @@ def _page(letter: bytes) -> bytes:
     return letter * PAGE
 
 
+def _add(writer: RamLayerWriter, pages: list[int], content: list[bytes]) -> None:
+    writer.add(np.array(pages, dtype=np.int64), memoryview(b"".join(content)))
+
+
 def _write(path: Path, changes: dict[int, bytes]) -> None:
     with RamLayerWriter(path, PAGES * PAGE) as writer:
         numbers = sorted(changes)
-        while numbers:
-            run = [numbers.pop(0)]
-            while numbers and numbers[0] == run[-1] + 1 and len(run) < 5:
-                run.append(numbers.pop(0))
-            writer.add(run[0], memoryview(b"".join(_page(changes[n]) for n in run)))
+        for begin in range(0, len(numbers), 5):
+            some = numbers[begin : begin + 5]
+            _add(writer, some, [_page(changes[n]) for n in some])
         writer.finish()
 
 
@@ -81,8 +84,7 @@ def test_a_session_writes_each_change_once(generations: list[dict[int, bytes]]) 
             seen.update(changes)
             path = folder / f"{number}.ram"
             with RamLayerWriter(path, PAGES * PAGE, layers) as writer:
-                for page in sorted(seen):
-                    writer.add(page, memoryview(memory[page]))
+                _add(writer, sorted(seen), [memory[page] for page in sorted(seen)])
                 written = writer.finish()
             layers.append(path)
             assert sum(run.pages for run in written.runs) == len(new)
@@ -115,7 +117,7 @@ def test_damage_is_found_or_harmless(data: st.DataObject) -> None:
 
 def test_a_layer_that_was_not_finished_leaves_no_file(tmp_path: Path) -> None:
     with RamLayerWriter(tmp_path / "x", PAGE) as writer:
-        writer.add(0, memoryview(_page(b"a")))
+        _add(writer, [0], [_page(b"a")])
     assert list(tmp_path.iterdir()) == []
 
 
@@ -131,7 +133,9 @@ def test_layers_of_different_machines_are_not_mixed(tmp_path: Path) -> None:
 def test_writers_refuse_what_would_not_be_a_layer(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="whole pages"):
         RamLayerWriter(tmp_path / "x", 5)
-    with RamLayerWriter(tmp_path / "x", 4 * PAGE) as writer:
-        writer.add(2, memoryview(_page(b"a")))
-        with pytest.raises(ValueError, match="in order"):
-            writer.add(1, memoryview(_page(b"a")))
+    for pages in ([2, 2], [4]):
+        with RamLayerWriter(tmp_path / "x", 4 * PAGE) as writer:
+            _add(writer, pages, [_page(b"a")] * len(pages))
+            with pytest.raises(ValueError, match="twice, or is beyond"):
+                writer.finish()
+    assert list(tmp_path.iterdir()) == []

@@ -13,7 +13,7 @@ from torpor.model import SandboxFilter, SandboxId, SandboxState, SnapshotId
 from torpor.sandboxes.port import EnginePort
 from torpor.server.exec_output import incomplete_tail, text_of
 from torpor.server.query import raw_query
-from torpor.server.replies import Reply, Streamed, event_stream, sse, streamed
+from torpor.server.replies import Last, Reply, Streamed, event_stream, sse, streamed
 from torpor.server.routes.deps import FAILURES, Engine, streams
 from torpor.server.wire import (
     CreateRequest,
@@ -150,7 +150,7 @@ async def _console_frames(engine: EnginePort, sandbox_id: SandboxId) -> AsyncGen
                 yield _console_frame(whole[:cut])
     if held:
         yield _console_frame(held)
-    yield sse("done", {})
+    yield Last(sse("done", {}))
 
 
 def _console_frame(data: bytes) -> bytes:

@@ -7,11 +7,13 @@ Documentation/admin-guide/mm/pagemap.rst. Those pages, and no others, differ fro
 
 from __future__ import annotations
 
+import errno
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from torpor.errors import VmmFailed
 from torpor.layers.ram import PAGE, RamLayerWriter
@@ -29,48 +31,48 @@ class _Area:
     offset: int
 
 
-def capture(pid: int, ram: Path, writer: RamLayerWriter) -> int:
-    """Add all changed pages of process `pid`, which maps `ram`, to `writer`; return their number. Blocks.
+def capture(pid: int, ram: Path, writer: RamLayerWriter) -> None:
+    """Add all changed pages of process `pid`, which maps `ram`, to `writer`. Blocks.
 
     Call it only while the vCPUs are stopped.
 
     Raises:
         VmmFailed: the process is gone, does not map the file, or its memory may not be read.
     """
-    buffer = bytearray(_CHUNK)
-    view = memoryview(buffer)
-    changed = 0
     try:
         with open(f"/proc/{pid}/pagemap", "rb", buffering=0) as pagemap:  # noqa: PTH123 - unbuffered
             memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
             try:
                 for area in _areas(pid, ram):
-                    for first, count in _changed_runs(pagemap.fileno(), area):
-                        changed += count
-                        _copy(memory, area, first, count, view, writer)
+                    _copy(memory, area, _changed_pages(pagemap.fileno(), area), writer)
             finally:
                 os.close(memory)
     except OSError as exc:
+        if exc.errno == errno.ENOSPC:
+            raise
         raise VmmFailed(
             f"the memory of QEMU (process {pid}) cannot be read: {exc}",
             hint="the daemon must be root or the user that QEMU runs as",
             pid=pid,
         ) from exc
-    return changed
 
 
-def _copy(
-    memory: int, area: _Area, first: int, count: int, view: memoryview, writer: RamLayerWriter
-) -> None:
-    address, left = area.start + first * PAGE, count * PAGE
-    page = area.offset // PAGE + first
-    while left:
-        want = min(left, _CHUNK)
-        got = os.preadv(memory, [view[:want]], address)
-        if got <= 0 or got % PAGE:
-            raise OSError(f"read {got} of {want} bytes at {address:#x}")
-        writer.add(page, view[:got])
-        address, left, page = address + got, left - got, page + got // PAGE
+def _copy(memory: int, area: _Area, pages: NDArray[np.int64], writer: RamLayerWriter) -> None:
+    """Read `pages` of an area, run by run into one buffer, and add them a buffer at a time."""
+    view = memoryview(bytearray(_CHUNK))
+    for begin in range(0, len(pages), _CHUNK // PAGE):
+        batch = pages[begin : begin + _CHUNK // PAGE]
+        starts = np.flatnonzero(np.concatenate(([True], np.diff(batch) != 1)))
+        at = 0
+        for first, count in zip(
+            batch[starts].tolist(), np.diff(np.append(starts, len(batch))).tolist(), strict=True
+        ):
+            want = count * PAGE
+            got = os.preadv(memory, [view[at : at + want]], area.start + first * PAGE)
+            if got != want:
+                raise OSError(f"read {got} of {want} bytes of page {first}")
+            at += want
+        writer.add(batch + area.offset // PAGE, view[:at])
 
 
 def _areas(pid: int, ram: Path) -> list[_Area]:
@@ -92,8 +94,8 @@ def _areas(pid: int, ram: Path) -> list[_Area]:
     return areas
 
 
-def _changed_runs(pagemap: int, area: _Area) -> list[tuple[int, int]]:
-    """Return (first page, pages) of the runs of changed pages in an area, counted from its start."""
+def _changed_pages(pagemap: int, area: _Area) -> NDArray[np.int64]:
+    """Return the numbers of the changed pages in an area, counted from its start."""
     pages = (area.end - area.start) // PAGE
     data = os.pread(pagemap, pages * _ENTRY, area.start // PAGE * _ENTRY)
     if len(data) != pages * _ENTRY:
@@ -101,5 +103,4 @@ def _changed_runs(pagemap: int, area: _Area) -> list[tuple[int, int]]:
     entries = np.frombuffer(data, dtype=np.uint64)
     there = (entries >> np.uint64(62)) != 0
     anonymous = (entries >> np.uint64(61)) & np.uint64(1) == 0
-    edges = np.flatnonzero(np.diff(np.concatenate(([0], (there & anonymous).astype(np.int8), [0]))))
-    return [(int(first), int(end - first)) for first, end in edges.reshape(-1, 2)]
+    return np.flatnonzero(there & anonymous)

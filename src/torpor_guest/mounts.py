@@ -1,0 +1,86 @@
+"""Which file systems can be frozen, and in which order."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+_LOOP_MAJOR = 7
+_ANONYMOUS = ("btrfs", "bcachefs")
+"""On block devices, though the kernel gives them a device number of their own."""
+_ESCAPE = re.compile(r"\\([0-7]{3})")
+
+
+class Volume(NamedTuple):
+    """One file system on a block device, wherever it is mounted."""
+
+    device: tuple[int, int]
+    kind: str
+    places: tuple[str, ...]
+    is_writable: bool
+
+
+def volumes(mountinfo: str) -> list[Volume]:
+    """Return the file systems on block devices, once each, the root's last.
+
+    A file system that lies in a file of another comes before that one: what it still has to write goes there.
+    """
+    found: dict[tuple[int, int], Volume] = {}
+    for line in mountinfo.splitlines():
+        volume = _volume(line)
+        if volume:
+            seen = found.get(volume.device)
+            found[volume.device] = (
+                seen._replace(places=(*seen.places, *volume.places)) if seen else volume
+            )
+    newest_first = reversed(list(found.values()))
+    return sorted(newest_first, key=lambda volume: (-_depth(volume), "/" in volume.places))
+
+
+def _volume(line: str) -> Volume | None:
+    left, _, right = line.partition(" - ")
+    before, after = left.split(" "), right.split(" ")
+    if len(before) < 6 or len(after) < 3:
+        return None
+    major, _, minor = before[2].partition(":")
+    kind, source, options = after[0], after[1], after[2]
+    if major == "0" and not (kind in _ANONYMOUS and source.startswith("/dev/")):
+        return None
+    place = _ESCAPE.sub(lambda match: chr(int(match[1], 8)), before[4])
+    return Volume((int(major), int(minor)), kind, (place,), "rw" in options.split(","))
+
+
+def _depth(volume: Volume) -> int:
+    """Return how many file systems lie below `volume`."""
+    depth, device = 0, volume.device
+    while device[0] == _LOOP_MAJOR and depth < 8:
+        depth += 1
+        try:
+            below = Path(f"/sys/dev/block/{device[0]}:{device[1]}/loop/backing_file")
+            number = os.stat(below.read_text().rstrip("\n")).st_dev
+        except OSError:
+            break
+        device = os.major(number), os.minor(number)
+    return depth
+
+
+def open_volume(volume: Volume) -> tuple[int, str]:
+    """Return a descriptor on the file system and the place it is at; at others it may be hidden.
+
+    Raises:
+        OSError: it cannot be reached anywhere.
+    """
+    failure = OSError(2, "No such file or directory")
+    for place in volume.places:
+        try:
+            fd = os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        except OSError as exc:
+            failure = exc
+            continue
+        number = os.fstat(fd).st_dev
+        if volume.kind in _ANONYMOUS or (os.major(number), os.minor(number)) == volume.device:
+            return fd, place
+        os.close(fd)
+    raise failure

@@ -1,0 +1,44 @@
+"""The methods around a snapshot: sync, freeze, thaw, renew."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torpor_guest import errors
+from torpor_guest.errors import AgentError
+from torpor_guest.freezer import Freezer
+from torpor_guest.renewal import Renewals, Request
+from torpor_guest.stream import Stream
+
+_DEAD_MAN_MOST_S = 3600.0
+
+
+class SnapshotMethods:
+    """What the host asks before it takes a snapshot, and after it has restored one."""
+
+    def __init__(self, freezer: Freezer, renewals: Renewals) -> None:
+        self._freezer = freezer
+        self._renewals = renewals
+
+    async def sync(self, stream: Stream, params: dict[str, Any]) -> dict[str, Any]:
+        """Write all dirty pages out."""
+        await self._freezer.sync()
+        return {}
+
+    async def freeze(self, stream: Stream, params: dict[str, Any]) -> dict[str, Any]:
+        """Freeze the file systems, for `dead_man_seconds` at most."""
+        dead_man_s = params.get("dead_man_seconds")
+        if not isinstance(dead_man_s, (int, float)) or not 0 < dead_man_s <= _DEAD_MAN_MOST_S:
+            raise AgentError(
+                errors.INVALID,
+                f"a dead man waits up to {_DEAD_MAN_MOST_S:g} seconds, not {dead_man_s!r}",
+            )
+        return {"places": await self._freezer.freeze(dead_man_s)}
+
+    async def thaw(self, stream: Stream, params: dict[str, Any]) -> dict[str, Any]:
+        """Thaw, and say whether all was frozen until now."""
+        return {"was_frozen": await self._freezer.thaw()}
+
+    async def renew(self, stream: Stream, params: dict[str, Any]) -> dict[str, Any]:
+        """Make a machine that goes on from a snapshot safe to hand out."""
+        return await self._renewals.renew(Request.parse(params))
