@@ -9,6 +9,7 @@ from torpor.model import Consistency, Network, OnTimeout
 from torpor.sdk.client import Client, connection, quote_part
 from torpor.sdk.dual import dual, dual_async_self
 from torpor.sdk.handle import AsyncHandle
+from torpor.sdk.hold import LEASE_SECONDS, AsyncHold
 from torpor.sdk.parse import sandbox_info
 from torpor.sdk.snapshot_results import (
     LIFE_LIMIT_S,
@@ -154,6 +155,18 @@ class AsyncMoves(AsyncHandle):
         await self._connection.call(
             "PATCH", f"{self._path}/lifecycle", body={"idle_seconds": idle_seconds}
         )
+
+    @dual
+    def hold(self, *, lease_seconds: int = LEASE_SECONDS) -> AsyncHold:
+        """Return a context that keeps the sandbox from falling asleep by itself while its block runs.
+
+        The sandbox is woken when the block is entered. `hibernate` and the TTL act all the same.
+
+        Args:
+            lease_seconds: how long the hold outlives this process if it dies (1 to 3600); it is renewed
+                three times as often.
+        """
+        return AsyncHold(self._client, self._id, lease_seconds=lease_seconds)
 
     @dual
     async def promote(

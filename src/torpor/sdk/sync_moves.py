@@ -8,6 +8,7 @@ from typing import Self
 from torpor.model import Consistency, Network, OnTimeout
 from torpor.sdk.client import Client
 from torpor.sdk.dual import dual, dual_self
+from torpor.sdk.hold import LEASE_SECONDS, Hold
 from torpor.sdk.loop import loop_thread
 from torpor.sdk.sandbox import AsyncSandbox
 from torpor.sdk.snapshot_results import Promotion
@@ -109,6 +110,14 @@ class Moves(Handle):
     def set_idle(self, idle_seconds: int | None) -> None:
         """Let the sandbox hibernate by itself after so many seconds without work; None: never."""
         loop_thread.run(self._sandbox.set_idle(idle_seconds))
+
+    @dual
+    def hold(self, *, lease_seconds: int = LEASE_SECONDS) -> Hold:
+        """Return a context that keeps the sandbox from falling asleep by itself while its block runs.
+
+        The sandbox is woken when the block is entered. `hibernate` and the TTL act all the same.
+        """
+        return Hold(self._sandbox.hold(lease_seconds=lease_seconds))
 
     @dual
     def promote(self, *, cleanup_siblings: bool = False, tree_id: str | None = None) -> Promotion:

@@ -8,6 +8,7 @@ import pytest
 
 from torpor.sdk.dual import dual
 from torpor.sdk.files import AsyncFilesystem
+from torpor.sdk.hold import AsyncHold, Hold
 from torpor.sdk.process import AsyncProcess
 from torpor.sdk.sandbox import AsyncSandbox
 from torpor.sdk.snapshots import AsyncSnapshot
@@ -23,11 +24,13 @@ PAIRS = [
     (AsyncProcess, Process),
     (AsyncFilesystem, Filesystem),
     (AsyncSnapshot, Snapshot),
+    (AsyncHold, Hold),
     (AsyncTemplates, Templates),
 ]
 DUALS = {
     "delete",
     "hibernate",
+    "hold",
     "kill",
     "pause",
     "promote",
