@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from torpor import errors
     from torpor.sdk.client import Client
     from torpor.sdk.sandbox import AsyncSandbox
+    from torpor.sdk.snapshots import AsyncSnapshot
     from torpor.sdk.sync_sandbox import Sandbox
+    from torpor.sdk.sync_snapshots import Snapshot
     from torpor.sdk.sync_templates import Templates
     from torpor.sdk.templates import AsyncTemplates
 
@@ -20,9 +22,12 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AsyncSandbox",
+    "AsyncSnapshot",
     "AsyncTemplates",
     "Client",
+    "Memory",
     "Sandbox",
+    "Snapshot",
     "Templates",
     "__version__",
     "errors",
@@ -30,9 +35,12 @@ __all__ = [
 
 _HOMES = {
     "AsyncSandbox": "torpor.sdk.sandbox",
+    "AsyncSnapshot": "torpor.sdk.snapshots",
     "AsyncTemplates": "torpor.sdk.templates",
     "Client": "torpor.sdk.client",
+    "Memory": "torpor.memory",
     "Sandbox": "torpor.sdk.sync_sandbox",
+    "Snapshot": "torpor.sdk.sync_snapshots",
     "Templates": "torpor.sdk.sync_templates",
 }
 """Where each public name is defined."""

@@ -16,8 +16,11 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from typing_extensions import override
+
 from tests.fakes.engine_exec import FakeExec
 from tests.fakes.engine_files import FakeFiles
+from tests.fakes.engine_snapshots import FakeSnapshots, void
 from torpor.base.home import Home
 from torpor.base.ids import is_id, new_id
 from torpor.errors import (
@@ -83,6 +86,23 @@ class FakeGuest:
         self.marks: Counter[str] = Counter()
         self.attached = 0
         self.reachable = True
+        self.is_cut = asyncio.Event()
+        """Set when its machine was ended or put back: whoever follows it finds the channel cut."""
+
+    def twin(self) -> FakeGuest:
+        """Return a guest that shares this one's counters."""
+        fresh = FakeGuest(dict(self.env))
+        fresh.marks = self.marks
+        return fresh
+
+    def cut(self) -> FakeGuest:
+        """Cut the channel to this guest, and return one to the same machine in its next life."""
+        self.is_cut.set()
+        for found in self.execs.values():
+            found.nudge()
+        fresh = self.twin()
+        fresh.files, fresh.execs = self.files, self.execs
+        return fresh
 
     @property
     def info(self) -> GuestInfo:
@@ -137,6 +157,8 @@ class FakeGuest:
     async def _events(self, found: FakeExec, out: int, err: int):  # type: ignore[no-untyped-def]
         yield ExecStarted(found.exec_id, found.pid)
         while True:
+            if self.is_cut.is_set():
+                raise GuestUnreachable("the channel to the guest was cut")
             changed = found.changed
             while out < len(found.stdout) or err < len(found.stderr):
                 if out < len(found.stdout):
@@ -248,7 +270,7 @@ class FakeSandbox:
     console: bytearray = field(default_factory=lambda: bytearray(b"booting\nlogin: \xc3\xa9\xff\n"))
 
 
-class FakeEngine:
+class FakeEngine(FakeSnapshots):
     """Keeps sandboxes in memory; forgets them when its process ends."""
 
     def __init__(self, home: Home | None = None) -> None:
@@ -260,6 +282,9 @@ class FakeEngine:
     def reset(self) -> None:
         self.sandboxes = {}
         self.built = {name: fake_template(name) for name in ("agent", "base")}
+        self.users: Counter[SandboxId] = Counter()
+        """How many hold each sandbox's guest."""
+        self.forget_snapshots()
 
     async def start(self) -> None:
         """Do what the test asked for in the environment of a daemon of its own."""
@@ -308,10 +333,16 @@ class FakeEngine:
             boot_mode="cold",
             boot_ms=12,
             accel="tcg",
+            idle_seconds=spec.idle_seconds,
         )
         env = {**template.env, **spec.env}
-        self.sandboxes[info.id] = FakeSandbox(info, FakeGuest(env))
+        self.add(info, FakeGuest(env))
+        self.own_layers[info.id] = ()
         return info
+
+    @override
+    def add(self, info: SandboxInfo, guest: FakeGuest) -> None:
+        self.sandboxes[info.id] = FakeSandbox(info, guest)
 
     async def get(self, sandbox_id: SandboxId) -> SandboxInfo:
         return self._found(sandbox_id).info
@@ -369,10 +400,22 @@ class FakeEngine:
 
     @contextlib.asynccontextmanager
     async def guest(self, sandbox_id: SandboxId) -> AsyncIterator[FakeGuest]:
-        self._need(sandbox_id, SandboxState.RUNNING)
-        guest = self._found(sandbox_id).guest
-        await guest.ping()
-        yield guest
+        self.users[sandbox_id] += 1
+        try:
+            if self._found(sandbox_id).info.state is SandboxState.HIBERNATED:
+                await self.wake(sandbox_id)
+            self._need(sandbox_id, SandboxState.RUNNING)
+            found = self._found(sandbox_id)
+            generation, guest = found.info.generation, found.guest
+            await guest.ping()
+            try:
+                yield guest
+            except GuestUnreachable as exc:
+                if found.info.generation == generation and not guest.is_cut.is_set():
+                    raise
+                raise void(found.info) from exc
+        finally:
+            self.users[sandbox_id] -= 1
 
     async def templates(self) -> tuple[TemplateInfo, ...]:
         return tuple(self.built[name] for name in sorted(self.built))
@@ -411,11 +454,13 @@ class FakeEngine:
         check = {"name": "accel", "status": "ok", "found": "tcg", "why": "no KVM", "fix": ""}
         return {"ok": True, "checks": [check]}
 
+    @override
     def _found(self, sandbox_id: SandboxId) -> FakeSandbox:
         if not is_id(sandbox_id, "sbx") or sandbox_id not in self.sandboxes:
             raise NotFound(f"there is no sandbox {sandbox_id!r}", sandbox_id=sandbox_id)
         return self.sandboxes[sandbox_id]
 
+    @override
     def _need(self, sandbox_id: SandboxId, *states: SandboxState) -> None:
         now = self._found(sandbox_id).info.state
         if now not in states:

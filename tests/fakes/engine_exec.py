@@ -91,6 +91,10 @@ class FakeExec:
         self._duration_ms = int((datetime.now(UTC) - self._began).total_seconds() * 1000)
         self._wake()
 
+    def nudge(self) -> None:
+        """Let those who follow look again."""
+        self._wake()
+
     def _wake(self) -> None:
         self.changed.set()
         self.changed = asyncio.Event()

@@ -92,6 +92,8 @@ class CuttingProxy:
         self.url = f"unix://{path}"
         self.cuts = cuts
         self.connections = 0
+        self.on_cut: Callable[[], Coroutine[Any, Any, object]] | None = None
+        """Called, once, when the first connection is cut and before its client knows."""
         self._server = server
         self._target = target
         self._listener = server.run(asyncio.start_unix_server(self._serve, path))
@@ -105,6 +107,9 @@ class CuttingProxy:
         upward = asyncio.create_task(_copy(reader, up_writer, None))
         try:
             await _copy(up_reader, writer, budget)
+            if budget is not None and self.on_cut is not None:
+                hook, self.on_cut = self.on_cut, None
+                await hook()
         except asyncio.CancelledError:
             pass  # a cancelled handler would be logged
         finally:

@@ -40,6 +40,9 @@ def create(
     ] = None,
     ttl: Annotated[int | None, typer.Option(help="Seconds until it ends; default: never.")] = None,
     on_timeout: Annotated[str, typer.Option(help="`delete` or `hibernate`.")] = "delete",
+    idle: Annotated[
+        int | None, typer.Option(help="Hibernate after so many seconds without work.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Make a sandbox and print its id."""
@@ -60,6 +63,7 @@ def create(
         metadata=pairs(metadata or [], "--metadata"),
         ttl_seconds=ttl,
         on_timeout="delete" if on_timeout == "delete" else "hibernate",
+        idle_seconds=idle,
     )
     if as_json:
         print_json(sandbox.info)

@@ -7,8 +7,10 @@ sandbox.delete()
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
+
+from typing_extensions import override
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -46,3 +48,38 @@ class dual(Generic[S, P, R]):
             return method(owner.handle(sandbox_id), *args, **kwargs)
 
         return on_class
+
+
+Own = TypeVar("Own")
+
+
+class dual_self(dual[Any, P, Any]):
+    """`dual` for a method that returns its own object."""
+
+    if TYPE_CHECKING:
+
+        @override
+        @overload
+        def __get__(
+            self, instance: None, owner: type[Own]
+        ) -> Callable[Concatenate[str, P], Own]: ...
+        @overload
+        def __get__(self, instance: Own, owner: type[Own]) -> Callable[P, Own]: ...
+        def __get__(self, instance: Any, owner: Any) -> Any: ...
+
+
+class dual_async_self(dual[Any, P, Any]):
+    """`dual` for an asynchronous method that returns its own object."""
+
+    if TYPE_CHECKING:
+
+        @override
+        @overload
+        def __get__(
+            self, instance: None, owner: type[Own]
+        ) -> Callable[Concatenate[str, P], Coroutine[Any, Any, Own]]: ...
+        @overload
+        def __get__(
+            self, instance: Own, owner: type[Own]
+        ) -> Callable[P, Coroutine[Any, Any, Own]]: ...
+        def __get__(self, instance: Any, owner: Any) -> Any: ...

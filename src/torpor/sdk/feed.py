@@ -53,6 +53,8 @@ class ExecFeed:
         self._limit = limit_bytes
         self._streams = streams
         self._next: dict[StreamName, int] = {"stdout": stdout_offset, "stderr": stderr_offset}
+        self._generation: int | None = None
+        """Which life of the machine this follows; bytes of another are never taken for its own."""
         self._is_fed = not (start and (start.get("stdin_b64") or start.get("stdin")))
 
     async def events(self) -> AsyncGenerator[ExecEvent, None]:
@@ -61,6 +63,7 @@ class ExecFeed:
         Raises:
             OperationTimeout: the command was killed at its time limit.
             CommandLost: its end cannot be known.
+            GenerationChanged: the machine was put back or slept meanwhile.
             TorporError: as starting or attaching fails.
         """
         sends_start = self._start is not None
@@ -110,14 +113,17 @@ class ExecFeed:
                     "stderr_offset": self._next["stderr"],
                     "output_limit_bytes": self._limit,
                     "streams": self._streams,
+                    "generation": self._generation,
                 },
             )
         ended: ExecEnded | None = None
         try:
             async with opened as reply, closing(sse_events(raw_bytes(reply))) as events:
                 async for event in events:
-                    if event.name == "started" and not self._is_fed:
-                        await self._check_feeding(event.data.get("stdin_done"))
+                    if event.name == "started":
+                        self._generation = event.data.get("generation")
+                        if not self._is_fed:
+                            await self._check_feeding(event.data.get("stdin_done"))
                     found = self._event(event)
                     if isinstance(found, ExecEnded):
                         ended = found  # read on to the stream's end, so that the connection is used again

@@ -8,10 +8,8 @@ from collections.abc import AsyncGenerator, Mapping
 from types import TracebackType
 from typing import Any, Literal, Self, overload
 
-from typing_extensions import override
-
 from torpor.base.aio import closing
-from torpor.errors import NotFound, TorporError
+from torpor.errors import NotFound
 from torpor.model import (
     ExecEvent,
     ExecId,
@@ -19,15 +17,16 @@ from torpor.model import (
     Network,
     OnTimeout,
     ProcessInfo,
-    SandboxId,
     SandboxInfo,
     SandboxState,
 )
-from torpor.sdk.client import Client, Connection, connection, quote_part, raw_bytes, resolved
+from torpor.sdk import forks
+from torpor.sdk.client import Client, connection, raw_bytes
 from torpor.sdk.collect import OUTPUT_LIMIT_BYTES, Collector, TextCallback
 from torpor.sdk.dual import dual
 from torpor.sdk.feed import ExecFeed
 from torpor.sdk.files import AsyncFilesystem
+from torpor.sdk.moves import AsyncMoves
 from torpor.sdk.parse import chunk_bytes, exec_info, process_info, sandbox_info
 from torpor.sdk.process import (
     AsyncProcess,
@@ -46,45 +45,12 @@ CREATE_LIMIT_S = 600.0
 LIFE_LIMIT_S = 120.0
 
 
-class AsyncSandbox:
+class AsyncSandbox(AsyncMoves):
     """One sandbox. Made by `create`, `get` or `list`; as a context manager it is deleted at the end.
 
-    `delete`, `kill`, `pause`, `resume`, `set_ttl` and `refresh` also work on the class with an id.
+    What asks nothing but an id also works on the class with one: `refresh`, `delete`, `kill`, `pause`,
+    `resume`, `set_ttl`, and all of `AsyncMoves`.
     """
-
-    def __init__(self, sandbox_id: str, info: SandboxInfo | None, client: Client | None) -> None:
-        self._id = SandboxId(sandbox_id)
-        self._info = info
-        self._client = resolved(client)
-
-    @classmethod
-    def handle(cls, sandbox_id: str, *, client: Client | None = None) -> Self:
-        """Return an object for an id without asking the daemon whether it exists."""
-        return cls(sandbox_id, None, client)
-
-    @override
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._id} {self._info.state if self._info else 'unasked'}>"
-
-    @property
-    def id(self) -> SandboxId:
-        """The sandbox's id, `sbx_…`."""
-        return self._id
-
-    @property
-    def info(self) -> SandboxInfo:
-        """What was so when the daemon was last asked; `refresh` asks again."""
-        if self._info is None:
-            raise TorporError(f"nothing is known of {self._id} yet", hint="call refresh()")
-        return self._info
-
-    @property
-    def _connection(self) -> Connection:
-        return connection(self._client)
-
-    @property
-    def _path(self) -> str:
-        return f"/v1/sandboxes/{quote_part(self._id)}"
 
     @classmethod
     async def create(
@@ -94,12 +60,13 @@ class AsyncSandbox:
         vcpus: int | None = None,
         ram_mib: int | None = None,
         disk_gib: int | None = None,
-        network: Network = "user",
+        network: Network | None = None,
         env: Mapping[str, str] | None = None,
         metadata: Mapping[str, str] | None = None,
         ttl_seconds: int | None = None,
         on_timeout: OnTimeout = "delete",
         idle_seconds: int | None = None,
+        from_snapshot: str | None = None,
         client: Client | None = None,
     ) -> Self:
         """Make a sandbox and return it when its agent answers.
@@ -107,16 +74,17 @@ class AsyncSandbox:
         It lives on when the script ends, unless it is used as a context manager or has a TTL.
 
         Args:
-            template: a built template; `Templates.build` makes one.
+            template: a built template; `Templates.build` makes one. With `from_snapshot` it is not used.
             vcpus: CPUs; None: the template's. So with the other sizes.
             ram_mib: memory in MiB.
             disk_gib: disk in GiB.
-            network: `user` (out, not in) or `none`.
+            network: `user` (out, not in) or `none`; None: `user`, or the snapshot's.
             env: laid over the image's environment in every exec.
             metadata: your own labels; `list` filters by them.
             ttl_seconds: seconds of running until `on_timeout` happens; None: never.
             on_timeout: `delete` or `hibernate`.
-            idle_seconds: hibernate by itself after so many seconds without work; None: never.
+            idle_seconds: hibernate by itself after so long without work; None: never.
+            from_snapshot: go on at this snapshot instead, as `restore`; its sizes cannot be changed.
             client: which daemon; None: as the environment says.
 
         Raises:
@@ -136,6 +104,7 @@ class AsyncSandbox:
             "ttl_seconds": ttl_seconds,
             "on_timeout": on_timeout,
             "idle_seconds": idle_seconds,
+            "from_snapshot": from_snapshot,
         }
         made = connection(client)
         info = sandbox_info(
@@ -219,6 +188,8 @@ class AsyncSandbox:
         """Let the sandbox end `ttl_seconds` from now; None: never."""
         body = {"ttl_seconds": ttl_seconds, "on_timeout": on_timeout}
         await self._connection.call("PATCH", f"{self._path}/lifecycle", body=body)
+
+    fork = forks.fork
 
     async def logs(self, *, follow: bool = False) -> AsyncGenerator[bytes, None]:
         """Yield the machine's console log; with `follow` as it grows, until the machine ends."""

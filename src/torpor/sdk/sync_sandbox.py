@@ -8,8 +8,6 @@ from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Literal, Self, overload
 
-from typing_extensions import override
-
 from torpor.errors import CommandLost, NotFound, TorporError
 from torpor.model import (
     ExecEvent,
@@ -17,10 +15,10 @@ from torpor.model import (
     Network,
     OnTimeout,
     ProcessInfo,
-    SandboxId,
     SandboxInfo,
     SandboxState,
 )
+from torpor.sdk import sync_forks
 from torpor.sdk.client import Client
 from torpor.sdk.collect import OUTPUT_LIMIT_BYTES, Collector, TextCallback
 from torpor.sdk.dual import dual
@@ -29,37 +27,17 @@ from torpor.sdk.process import Command, check_exec_args
 from torpor.sdk.results import ExecResult
 from torpor.sdk.sandbox import AsyncSandbox
 from torpor.sdk.sync_files import Filesystem
+from torpor.sdk.sync_moves import Moves
 from torpor.sdk.sync_process import Process
 
 
-class Sandbox:
+class Sandbox(Moves):
     """One sandbox. Made by `create`, `get` or `list`; as a context manager it is deleted at the end.
 
-    `delete`, `kill`, `pause`, `resume`, `set_ttl` and `refresh` also work on the class with an id. Calls may
-    be made from any thread. `torpor.sdk.sandbox.AsyncSandbox` says more of each.
+    What asks nothing but an id also works on the class with one: `refresh`, `delete`, `kill`, `pause`,
+    `resume`, `set_ttl`, and all of `Moves`. Calls may be made from any thread.
+    `torpor.sdk.sandbox.AsyncSandbox` says more of each.
     """
-
-    def __init__(self, sandbox: AsyncSandbox) -> None:
-        self._sandbox = sandbox
-
-    @classmethod
-    def handle(cls, sandbox_id: str, *, client: Client | None = None) -> Self:
-        """Return an object for an id without asking the daemon whether it exists."""
-        return cls(AsyncSandbox.handle(sandbox_id, client=client))
-
-    @override
-    def __repr__(self) -> str:
-        return repr(self._sandbox).replace("AsyncSandbox", type(self).__name__)
-
-    @property
-    def id(self) -> SandboxId:
-        """The sandbox's id, `sbx_…`."""
-        return self._sandbox.id
-
-    @property
-    def info(self) -> SandboxInfo:
-        """What was so when the daemon was last asked; `refresh` asks again."""
-        return self._sandbox.info
 
     @classmethod
     def create(
@@ -69,12 +47,13 @@ class Sandbox:
         vcpus: int | None = None,
         ram_mib: int | None = None,
         disk_gib: int | None = None,
-        network: Network = "user",
+        network: Network | None = None,
         env: Mapping[str, str] | None = None,
         metadata: Mapping[str, str] | None = None,
         ttl_seconds: int | None = None,
         on_timeout: OnTimeout = "delete",
         idle_seconds: int | None = None,
+        from_snapshot: str | None = None,
         client: Client | None = None,
     ) -> Self:
         """Make a sandbox and return it when its agent answers.
@@ -100,6 +79,7 @@ class Sandbox:
                     ttl_seconds=ttl_seconds,
                     on_timeout=on_timeout,
                     idle_seconds=idle_seconds,
+                    from_snapshot=from_snapshot,
                     client=client,
                 )
             )
@@ -156,6 +136,8 @@ class Sandbox:
     def set_ttl(self, ttl_seconds: int | None, *, on_timeout: OnTimeout | None = None) -> None:
         """Let the sandbox end `ttl_seconds` from now; None: never."""
         loop_thread.run(self._sandbox.set_ttl(ttl_seconds, on_timeout=on_timeout))
+
+    fork = sync_forks.fork
 
     def logs(self, *, follow: bool = False) -> Iterator[bytes]:
         """Yield the machine's console log; with `follow` as it grows, until the machine ends."""

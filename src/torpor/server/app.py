@@ -12,8 +12,9 @@ from torpor.errors import InvalidRequest, NotFound, TorporError
 from torpor.sandboxes.port import EnginePort
 from torpor.server.execs import ExecDesk
 from torpor.server.gate import Gate
+from torpor.server.holds import HoldDesk
 from torpor.server.replies import Reply, as_torpor_error, error_reply
-from torpor.server.routes import execs, files, sandboxes, system, templates
+from torpor.server.routes import execs, files, holds, moves, sandboxes, snapshots, system, templates
 
 
 def create_app(engine: EnginePort, *, token: str | None) -> FastAPI:
@@ -39,9 +40,13 @@ def create_app(engine: EnginePort, *, token: str | None) -> FastAPI:
     )
     app.state.engine = engine
     app.state.desk = ExecDesk(engine)
+    app.state.holds = HoldDesk(engine)
     app.add_middleware(Gate, token=token)
     for router in (
         sandboxes.router,
+        moves.router,
+        holds.router,
+        snapshots.router,
         execs.router,
         files.router,
         templates.router,

@@ -184,6 +184,7 @@ async def listening(
         server.should_exit = True
         await asyncio.wait({task})
         await app.state.desk.aclose()
+        await app.state.holds.aclose()
 
 
 async def _wait(event: asyncio.Event) -> None:

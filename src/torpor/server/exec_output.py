@@ -55,6 +55,8 @@ class SseEncoder:
     def __init__(self, *, limit_bytes: int | None, streams: frozenset[str]) -> None:
         self._limit = limit_bytes
         self._streams = streams
+        self.generation: int | None = None
+        """Which life of the machine the events are of."""
         self.stdin_done: bool | None = None
         """Whether the input that came with the request is fed; None: there was none, or another daemon's."""
         self._held: dict[StreamName, _Held] = {"stdout": _Held(), "stderr": _Held()}
@@ -64,7 +66,12 @@ class SseEncoder:
         if isinstance(event, ExecStarted):
             yield sse(
                 "started",
-                {"exec_id": event.exec_id, "pid": event.pid, "stdin_done": self.stdin_done},
+                {
+                    "exec_id": event.exec_id,
+                    "pid": event.pid,
+                    "stdin_done": self.stdin_done,
+                    "generation": self.generation,
+                },
             )
         elif isinstance(event, ExecOutput):
             if event.stream in self._streams:

@@ -16,6 +16,7 @@ from torpor.guest.port import Guest
 from torpor.model import ExecEnded, ExecEvent, ExecId, ExecInfo, ExecOutput, ExecSpec, SandboxId
 from torpor.sandboxes.port import EnginePort
 from torpor.server.exec_output import Collected, SseEncoder
+from torpor.server.lives import Lives
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +44,7 @@ class ExecDesk:
 
     def __init__(self, engine: EnginePort) -> None:
         self.engine = engine
+        self.lives = Lives(engine)
         self._fed: OrderedDict[str, bool] = OrderedDict()
         self._supervisor = Supervisor(_feed_failed)
 
@@ -54,20 +56,23 @@ class ExecDesk:
         """Return whether the input that came with an exec's request is fed; None: not by this daemon."""
         return self._fed.get(f"{sandbox_id}/{exec_id}")
 
-    async def start(self, guest: Guest, sandbox_id: SandboxId, start: Start) -> ExecInfo:
+    async def start(self, sandbox_id: SandboxId, start: Start) -> ExecInfo:
         """Start a command, or find the one that has this id already.
 
         Feeding `start.stdin` goes on when this has returned, if the guest does not take it at once.
         """
-        info = await guest.exec_start(start.exec_id, start.spec)
-        await self._begin_feeding(sandbox_id, start)
-        return info
+        async with self.lives.enter(sandbox_id) as (guest, generation):
+            self.lives.note_start(sandbox_id, start.exec_id, generation)
+            info = await guest.exec_start(start.exec_id, start.spec)
+            await self._begin_feeding(sandbox_id, start)
+            return info
 
     @contextlib.asynccontextmanager
     async def _started(
-        self, guest: Guest, sandbox_id: SandboxId, start: Start
+        self, guest: Guest, generation: int, sandbox_id: SandboxId, start: Start
     ) -> AsyncIterator[AsyncIterator[ExecEvent]]:
         """Enter with the events of a command that is started, or found, by this."""
+        self.lives.note_start(sandbox_id, start.exec_id, generation)
         async with guest.exec_run(start.exec_id, start.spec) as events:
             await self._begin_feeding(sandbox_id, start)
             yield events
@@ -106,11 +111,11 @@ class ExecDesk:
         """
         collected = Collected(limit_bytes)
         limit_s = start.spec.timeout_seconds
-        async with self.engine.guest(sandbox_id) as guest:
+        async with self.lives.enter(sandbox_id) as (guest, generation):
             try:
                 async with (
                     asyncio.timeout(None if limit_s is None else limit_s + KILL_GRACE_S),
-                    self._started(guest, sandbox_id, start) as events,
+                    self._started(guest, generation, sandbox_id, start) as events,
                 ):
                     async for event in events:
                         if isinstance(event, ExecOutput):
@@ -139,13 +144,18 @@ class ExecDesk:
         start: Start | None = None,
         stdout_offset: int = 0,
         stderr_offset: int = 0,
+        generation: int | None = None,
     ) -> AsyncGenerator[bytes, None]:
-        """Yield the events of an exec as server-sent events, after starting it if `start` is given."""
-        async with self.engine.guest(sandbox_id) as guest:
+        """Yield the events of an exec as server-sent events, after starting it if `start` is given.
+
+        Raises:
+            GenerationChanged: the machine is not in the life of `generation`, or left it on the way.
+        """
+        async with self.lives.enter(sandbox_id, generation) as (guest, encoder.generation):
             is_over = False
             followed: contextlib.AbstractAsyncContextManager[AsyncIterator[ExecEvent]]
             if start is not None:
-                followed = self._started(guest, sandbox_id, start)
+                followed = self._started(guest, encoder.generation, sandbox_id, start)
             else:
                 followed = guest.exec_attach(
                     exec_id, stdout_offset=stdout_offset, stderr_offset=stderr_offset

@@ -10,13 +10,15 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from torpor.errors import InvalidRequest
 from torpor.model import (
     BootMode,
     BuildEvent,
     Network,
     OnTimeout,
+    RestoreSpec,
     SandboxInfo,
     SandboxPage,
     SandboxSpec,
@@ -42,27 +44,61 @@ class ErrorWire(Wire):
 
 
 class CreateRequest(Wire):
-    """What POST /v1/sandboxes takes; only `template` is needed."""
+    """What POST /v1/sandboxes takes; only `template` is needed, or `from_snapshot` instead of it."""
 
-    template: str
+    template: Annotated[
+        str | None, Field(description="Ignored with `from_snapshot`: the snapshot has its own.")
+    ] = None
+    from_snapshot: Annotated[
+        str | None, Field(description="Restore this snapshot; its sizes are the sandbox's.")
+    ] = None
     vcpus: int | None = None
     ram_mib: int | None = None
     disk_gib: int | None = None
-    network: Network = "user"
+    network: Annotated[Network | None, Field(description="null: `user`, or the snapshot's.")] = None
     env: dict[str, str] = Field(default_factory=dict)
     metadata: dict[str, str] | None = None
     ttl_seconds: int | None = None
     on_timeout: OnTimeout = "delete"
     idle_seconds: int | None = None
 
+    def restore_spec(self) -> RestoreSpec:
+        """Return a request that has `from_snapshot` in the engine's words.
+
+        Raises:
+            InvalidRequest: it wants sizes other than the snapshot's.
+        """
+        for name in ("vcpus", "ram_mib", "disk_gib"):
+            if getattr(self, name) is not None:
+                raise InvalidRequest(
+                    f"{name} cannot be chosen with from_snapshot: the machine goes on as it was",
+                    hint=f"leave {name} out, or create from a template",
+                )
+        return RestoreSpec(
+            env=self.env,
+            metadata=self.metadata or {},
+            network=self.network,
+            ttl_seconds=self.ttl_seconds,
+            on_timeout=self.on_timeout,
+            idle_seconds=self.idle_seconds,
+        )
+
     def spec(self) -> SandboxSpec:
-        """Return the request in the engine's words."""
+        """Return a request without `from_snapshot` in the engine's words.
+
+        Raises:
+            InvalidRequest: it has no template either.
+        """
+        if self.template is None:
+            raise InvalidRequest(
+                "a template is needed", hint='{"template": "base"}, or a from_snapshot'
+            )
         return SandboxSpec(
             template=self.template,
             vcpus=self.vcpus,
             ram_mib=self.ram_mib,
             disk_gib=self.disk_gib,
-            network=self.network,
+            network=self.network or "user",
             env=self.env,
             metadata=self.metadata or {},
             ttl_seconds=self.ttl_seconds,
@@ -150,18 +186,32 @@ class SandboxPageWire(Wire):
 
 
 class LifecycleRequest(Wire):
-    """What PATCH …/lifecycle takes: when the sandbox is to end, from now on."""
+    """What PATCH …/lifecycle takes: when the sandbox is to end or sleep; what is left out stays."""
 
-    ttl_seconds: Annotated[int | None, Field(description="Seconds from now; null: never.")]
-    on_timeout: OnTimeout | None = None
+    ttl_seconds: Annotated[int | None, Field(description="Seconds from now; null: never.")] = None
+    on_timeout: Annotated[
+        OnTimeout | None, Field(description="What happens then; only with `ttl_seconds`.")
+    ] = None
+    idle_seconds: Annotated[
+        int | None, Field(description="Hibernate after so many seconds without work; null: never.")
+    ] = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> LifecycleRequest:
+        if not self.model_fields_set & {"ttl_seconds", "idle_seconds"}:
+            raise ValueError("ttl_seconds or idle_seconds is needed")
+        if "ttl_seconds" not in self.model_fields_set and self.on_timeout is not None:
+            raise ValueError("on_timeout needs ttl_seconds beside it")
+        return self
 
 
 class LifecycleWire(Wire):
-    """When a sandbox ends, and how."""
+    """When a sandbox ends, and how; and when it sleeps by itself."""
 
     ttl_seconds: int | None
     on_timeout: OnTimeout
     expires_at: datetime | None
+    idle_seconds: int | None
     persistent: Annotated[bool, Field(description="Alias: true when `ttl_seconds` is null.")]
 
     @staticmethod
@@ -171,6 +221,7 @@ class LifecycleWire(Wire):
             ttl_seconds=info.ttl_seconds,
             on_timeout=info.on_timeout,
             expires_at=info.expires_at,
+            idle_seconds=info.idle_seconds,
             persistent=info.ttl_seconds is None,
         )
 

@@ -187,7 +187,7 @@ def test_stream_events_in_order(rest: Rest, path: str) -> None:
     events = rest.events("POST", f"{path}/exec/stream", json=body)
     assert events[0] == (
         "started",
-        {"exec_id": EXEC_ID, "pid": events[0][1]["pid"], "stdin_done": None},
+        {"exec_id": EXEC_ID, "pid": events[0][1]["pid"], "stdin_done": None, "generation": 1},
     )
     assert ("stdout", {"chunk": "a\n", "offset": 0, "next_offset": 2}) in events
     assert ("stderr", {"chunk": "b\n", "offset": 0, "next_offset": 2}) in events

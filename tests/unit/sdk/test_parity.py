@@ -8,11 +8,14 @@ import pytest
 
 from torpor.sdk.dual import dual
 from torpor.sdk.files import AsyncFilesystem
+from torpor.sdk.hold import AsyncHold, Hold
 from torpor.sdk.process import AsyncProcess
 from torpor.sdk.sandbox import AsyncSandbox
+from torpor.sdk.snapshots import AsyncSnapshot
 from torpor.sdk.sync_files import Filesystem
 from torpor.sdk.sync_process import Process
 from torpor.sdk.sync_sandbox import Sandbox
+from torpor.sdk.sync_snapshots import Snapshot
 from torpor.sdk.sync_templates import Templates
 from torpor.sdk.templates import AsyncTemplates
 
@@ -20,13 +23,35 @@ PAIRS = [
     (AsyncSandbox, Sandbox),
     (AsyncProcess, Process),
     (AsyncFilesystem, Filesystem),
+    (AsyncSnapshot, Snapshot),
+    (AsyncHold, Hold),
     (AsyncTemplates, Templates),
 ]
-DUALS = {"delete", "kill", "pause", "refresh", "resume", "set_ttl"}
+DUALS = {
+    "delete",
+    "hibernate",
+    "hold",
+    "kill",
+    "pause",
+    "promote",
+    "refresh",
+    "resume",
+    "rollback",
+    "set_idle",
+    "set_ttl",
+    "snapshot",
+    "snapshots",
+    "wake",
+}
+SNAPSHOT_DUALS = {"delete", "restore", "verify"}
 
 
 def members(cls: type) -> dict[str, object]:
-    return {name: value for name, value in vars(cls).items() if not name.startswith("_")}
+    """Return the public names, those of the bases too."""
+    found = {
+        name: value for base in reversed(cls.__mro__[:-1]) for name, value in vars(base).items()
+    }
+    return {name: value for name, value in found.items() if not name.startswith("_")}
 
 
 def plain(member: object) -> object:
@@ -35,6 +60,10 @@ def plain(member: object) -> object:
     if isinstance(member, dual):
         return member.__wrapped__
     return member
+
+
+def kind(member: object) -> type:
+    return dual if isinstance(member, dual) else type(member)
 
 
 def shape(function: object) -> list[tuple[str, object, object]]:
@@ -48,14 +77,22 @@ def test_names_and_signatures(asynchronous: type, synchronous: type) -> None:
     # An id is an attribute there and a property here.
     assert set(ours) - {"exec_id"} == set(theirs) - {"exec_id"}
     for name, member in theirs.items():
-        assert type(ours[name]) is type(member), name
+        assert kind(ours[name]) is kind(member), name
         if not isinstance(member, property):
             assert shape(plain(ours[name])) == shape(plain(member)), name
 
 
-@pytest.mark.parametrize("cls", [AsyncSandbox, Sandbox])
-def test_which_methods_work_on_the_class(cls: type) -> None:
-    assert {name for name, value in members(cls).items() if isinstance(value, dual)} == DUALS
-    for name in DUALS:
+@pytest.mark.parametrize(
+    ("cls", "duals"),
+    [
+        (AsyncSandbox, DUALS),
+        (Sandbox, DUALS),
+        (AsyncSnapshot, SNAPSHOT_DUALS),
+        (Snapshot, SNAPSHOT_DUALS),
+    ],
+)
+def test_which_methods_work_on_the_class(cls: type, duals: set[str]) -> None:
+    assert {name for name, value in members(cls).items() if isinstance(value, dual)} == duals
+    for name in (*duals, "fork"):
         assert getattr(cls, name).__doc__
         assert getattr(cls, name).__name__ == name

@@ -43,14 +43,11 @@ def _start(body: ExecRequest) -> Start:
     response_model=ExecResultWire,
     responses={202: {"model": ExecWire, "description": "`background`: the command runs."}},
 )
-async def exec_command(
-    sandbox_id: str, body: ExecRequest, request: Request, engine: Engine, desk: Desk
-) -> Reply:
+async def exec_command(sandbox_id: str, body: ExecRequest, request: Request, desk: Desk) -> Reply:
     """Run a command and answer when it has ended; a client that hangs up leaves it running."""
     start, found = _start(body), SandboxId(sandbox_id)
     if body.background:
-        async with engine.guest(found) as guest:
-            return Reply(ExecWire.of(await desk.start(guest, found, start)), 202)
+        return Reply(ExecWire.of(await desk.start(found, start)), 202)
     limit = OUTPUT_LIMIT_BYTES if body.output_limit_bytes is None else body.output_limit_bytes
     return Reply(await until_hang_up(request, desk.run(found, start, limit_bytes=limit)))
 
@@ -98,6 +95,10 @@ async def attach_exec(
     wanted: Annotated[
         str, Query(alias="streams", description="`stdout`, `stderr` or both.")
     ] = "stdout,stderr",
+    generation: Annotated[
+        int | None,
+        Query(description="Of the event `started`: refuse to follow another life of the machine."),
+    ] = None,
 ) -> Streamed:
     """Follow an exec from byte offsets on; any number of clients may, and each may come back."""
     names = frozenset(wanted.split(","))
@@ -109,6 +110,7 @@ async def attach_exec(
         SseEncoder(limit_bytes=output_limit_bytes, streams=names),
         stdout_offset=stdout_offset,
         stderr_offset=stderr_offset,
+        generation=generation,
     )
     return await event_stream(frames)
 

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from torpor.base.aio import closing
 from torpor.errors import InvalidRequest
-from torpor.model import SandboxFilter, SandboxId, SandboxState
+from torpor.model import SandboxFilter, SandboxId, SandboxState, SnapshotId
 from torpor.sandboxes.port import EnginePort
 from torpor.server.exec_output import incomplete_tail, text_of
 from torpor.server.query import raw_query
@@ -30,7 +30,10 @@ _METADATA = "metadata."
 
 @router.post("", status_code=201, response_model=SandboxWire)
 async def create_sandbox(body: CreateRequest, engine: Engine) -> Reply:
-    """Make a sandbox; the answer comes when its agent answers."""
+    """Make a sandbox from a template, or from a snapshot; the answer comes when its agent answers."""
+    if body.from_snapshot is not None:
+        info = await engine.restore(SnapshotId(body.from_snapshot), body.restore_spec())
+        return Reply(SandboxWire.of(info), 201)
     return Reply(SandboxWire.of(await engine.create(body.spec())), 201)
 
 
@@ -101,15 +104,19 @@ async def resume_sandbox(sandbox_id: str, engine: Engine) -> Response:
 
 @router.get("/{sandbox_id}/lifecycle", response_model=LifecycleWire)
 async def get_lifecycle(sandbox_id: str, engine: Engine) -> Reply:
-    """Return when the sandbox ends, and how."""
+    """Return when the sandbox ends, and how, and when it sleeps."""
     return Reply(LifecycleWire.of(await engine.get(SandboxId(sandbox_id))))
 
 
 @router.patch("/{sandbox_id}/lifecycle", response_model=LifecycleWire)
 async def set_lifecycle(sandbox_id: str, body: LifecycleRequest, engine: Engine) -> Reply:
-    """Let the sandbox end `ttl_seconds` from now."""
-    info = await engine.set_ttl(SandboxId(sandbox_id), body.ttl_seconds, on_timeout=body.on_timeout)
-    return Reply(LifecycleWire.of(info))
+    """Let the sandbox end `ttl_seconds` from now, or sleep after `idle_seconds` without work."""
+    found = SandboxId(sandbox_id)
+    if "idle_seconds" in body.model_fields_set:
+        await engine.set_idle(found, body.idle_seconds)
+    if "ttl_seconds" in body.model_fields_set:
+        await engine.set_ttl(found, body.ttl_seconds, on_timeout=body.on_timeout)
+    return Reply(LifecycleWire.of(await engine.get(found)))
 
 
 @router.get(

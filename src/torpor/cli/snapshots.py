@@ -1,0 +1,192 @@
+"""Commands on snapshots: take, list, show, verify, remove."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
+
+import typer
+from typer.core import TyperGroup
+from typing_extensions import override
+
+from torpor.base.units import format_bytes
+from torpor.cli.find import SandboxArg, find
+from torpor.cli.find_snapshot import SnapshotArg, find_snapshot
+from torpor.cli.output import (
+    AsJson,
+    age,
+    as_dict,
+    pairs,
+    print_facts,
+    print_json,
+    print_table,
+)
+from torpor.errors import DataDamaged, InvalidRequest
+
+if TYPE_CHECKING:
+    from torpor.model import Consistency
+    from torpor.sdk.sync_snapshots import Snapshot
+
+
+class _CreateUnlessNamed(TyperGroup):
+    """`torpor snapshot SANDBOX` is `torpor snapshot create SANDBOX`."""
+
+    @override
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in (*self.commands, *ctx.help_option_names):
+            args = ["create", *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    cls=_CreateUnlessNamed,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    help="Take a snapshot of a sandbox (`torpor snapshot SANDBOX`), and look after snapshots.",
+)
+
+
+@app.command("create")
+def create(
+    sandbox: SandboxArg,
+    label: Annotated[
+        str | None, typer.Option(help="A name, unique among the sandbox's snapshots.")
+    ] = None,
+    consistency: Annotated[
+        str, typer.Option(help="`filesystem` (frozen while captured) or `crash` (synced).")
+    ] = "filesystem",
+    metadata: Annotated[
+        list[str] | None, typer.Option("-m", "--metadata", metavar="KEY=VALUE", help="Your labels.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Take a snapshot of a whole sandbox, which goes on, and print the snapshot's id."""
+    taken = find(sandbox).snapshot(
+        label=label,
+        consistency=_consistency(consistency),
+        metadata=pairs(metadata or [], "--metadata"),
+    )
+    if taken.consistency != consistency:
+        print(
+            f"note: it is {taken.consistency}-consistent: the sandbox stood still", file=sys.stderr
+        )
+    print_json(taken.info) if as_json else print(taken.id)
+
+
+def _consistency(text: str) -> Consistency:
+    from torpor.model import Consistency
+
+    if text not in get_args(Consistency):
+        raise InvalidRequest(
+            f"--consistency {text!r} is not known", hint="--consistency filesystem|crash"
+        )
+    return cast("Consistency", text)
+
+
+@app.command("ls")
+def ls(
+    sandbox: Annotated[
+        str | None, typer.Argument(metavar="[SANDBOX]", help="Only of this one; default: all.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print ids only.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List snapshots, newest first."""
+    from torpor.sdk.sync_snapshots import Snapshot
+
+    found = Snapshot.list() if sandbox is None else _of(sandbox)
+    if as_json:
+        print_json([snapshot.info for snapshot in found])
+    elif quiet:
+        for snapshot in found:
+            print(snapshot.id)
+    else:
+        print_table(
+            ("ID", "LABEL", "SANDBOX", "WHY", "CONSISTENCY", "SIZE", "PAUSE", "AGE"),
+            [
+                (
+                    s.id,
+                    s.label,
+                    s.sandbox_id,
+                    s.reason,
+                    s.consistency,
+                    format_bytes(s.size_bytes),
+                    f"{s.pause_ms:.0f} ms",
+                    age(s.created_at),
+                )
+                for s in found
+            ],
+            empty="no snapshots; `torpor snapshot SANDBOX` takes one",
+        )
+
+
+def _of(text: str) -> list[Snapshot]:
+    """Return the snapshots of the sandbox that `text` means, which may be deleted."""
+    from torpor.sdk.sync_snapshots import Snapshot
+
+    begins = (text, f"sbx_{text}")
+    found = [s for s in Snapshot.list() if text and (s.sandbox_id or "").startswith(begins)]
+    if len({s.sandbox_id for s in found}) == 1:
+        return found
+    return find(text).snapshots()  # none, or several: says so
+
+
+@app.command("show")
+def show(snapshot: SnapshotArg, as_json: AsJson = False) -> None:
+    """Show all that is so about a snapshot."""
+    from torpor.sdk.sync_snapshots import Snapshot
+
+    info = Snapshot.get(find_snapshot(snapshot).id).info
+    if as_json:
+        print_json(info)
+        return
+    facts = as_dict(info)
+    facts["ram"] = format_bytes(info.ram_mib << 20)
+    facts["disk"] = format_bytes(info.disk_gib << 30)
+    facts["size"] = format_bytes(info.size_bytes)
+    facts["pause"] = f"{info.pause_ms:.1f} ms"
+    facts["metadata"] = ", ".join(f"{key}={value}" for key, value in info.metadata.items()) or None
+    facts["created_at"] = f"{info.created_at:%Y-%m-%d %H:%M:%S} UTC, {age(info.created_at)} ago"
+    for name in ("ram_mib", "disk_gib", "size_bytes", "pause_ms"):
+        del facts[name]
+    print_facts(facts)
+
+
+@app.command("rm")
+def rm(
+    snapshots: Annotated[
+        list[str],
+        typer.Argument(metavar="SNAPSHOT…", help="Ids, beginnings of ids, or SANDBOX@LABEL."),
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Remove snapshots; what others need of them stays. `torpor layers` says what this frees."""
+    found = [find_snapshot(text) for text in snapshots]
+    freed: dict[str, int] = {}
+    for snapshot in found:
+        freed[snapshot.id] = snapshot.delete()
+        if not as_json:
+            print(f"{snapshot.id}  {format_bytes(freed[snapshot.id])} freed")
+    if as_json:
+        print_json({"deleted": list(freed), "freed_bytes": sum(freed.values())})
+
+
+@app.command("verify")
+def verify(snapshot: SnapshotArg, as_json: AsJson = False) -> None:
+    """Read all that a snapshot needs and compare it with what was written; fail if it is damaged."""
+    found = find_snapshot(snapshot)
+    outcome = found.verify()
+    if as_json:
+        print_json({"id": found.id, "ok": outcome.ok, "damage": outcome.damage})
+    elif outcome.ok:
+        print(f"{found.id}  ok")
+    else:
+        print_table(
+            ("LAYER", "PROBLEM", "NEEDED BY"),
+            [(d.layer, d.problem, ", ".join(d.dependents)) for d in outcome.damage],
+            empty="",
+        )
+    if not outcome.ok:
+        raise typer.Exit(DataDamaged.exit_code)

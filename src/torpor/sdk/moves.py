@@ -1,0 +1,192 @@
+"""What an asynchronous sandbox can do about its own past and future: snapshot, roll back, sleep, wake, fork."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Self
+
+from torpor.model import Consistency, Network, OnTimeout
+from torpor.sdk.client import Client, connection, quote_part
+from torpor.sdk.dual import dual, dual_async_self
+from torpor.sdk.handle import AsyncHandle
+from torpor.sdk.hold import LEASE_SECONDS, AsyncHold
+from torpor.sdk.parse import sandbox_info
+from torpor.sdk.snapshot_results import (
+    LIFE_LIMIT_S,
+    Promotion,
+    promotion,
+    restore_body,
+    snapshot_info,
+)
+from torpor.sdk.snapshots import AsyncSnapshot
+
+
+class AsyncMoves(AsyncHandle):
+    """The part of `AsyncSandbox` about snapshots. All of it also works on the class with an id."""
+
+    @dual
+    async def snapshot(
+        self,
+        *,
+        label: str | None = None,
+        consistency: Consistency = "filesystem",
+        metadata: Mapping[str, str] | None = None,
+    ) -> AsyncSnapshot:
+        """Take a snapshot of the whole machine, which goes on as it was: running, paused or asleep.
+
+        Args:
+            label: a name, unique among this sandbox's snapshots.
+            consistency: `filesystem` (frozen while captured) or `crash` (synced).
+            metadata: your own labels.
+
+        Raises:
+            Conflict: the label is taken.
+            GuestFailed: the file systems could not be quieted; nothing was taken.
+            InsufficientResources: the disk is full; nothing was taken.
+            WrongState: the sandbox is not running, paused or hibernated.
+        """
+        body = {"label": label, "consistency": consistency, "metadata": dict(metadata or {})}
+        info = snapshot_info(
+            await self._connection.call(
+                "POST", f"{self._path}/snapshots", body=body, limit_s=LIFE_LIMIT_S
+            )
+        )
+        return AsyncSnapshot(info.id, info, self._client)
+
+    @dual
+    async def snapshots(self) -> list[AsyncSnapshot]:
+        """Return the snapshots that were taken of this sandbox, newest first."""
+        return await AsyncSnapshot.list(sandbox_id=self._id, client=self._client)
+
+    @classmethod
+    async def restore(
+        cls,
+        snapshot_id: str,
+        *,
+        env: Mapping[str, str] | None = None,
+        metadata: Mapping[str, str] | None = None,
+        network: Network | None = None,
+        ttl_seconds: int | None = None,
+        on_timeout: OnTimeout = "delete",
+        idle_seconds: int | None = None,
+        allow_cold: bool = False,
+        client: Client | None = None,
+    ) -> Self:
+        """Make a new sandbox that goes on exactly at a snapshot, with an identity of its own.
+
+        What the machine did to the outside world before or after the snapshot is not undone.
+
+        Args:
+            snapshot_id: which one.
+            env: laid over the snapshot's environment.
+            metadata: labels of the new sandbox; it inherits none.
+            network: `user` or `none`; None: the snapshot's.
+            ttl_seconds: seconds until `on_timeout` happens; None: never.
+            on_timeout: `delete` or `hibernate`.
+            idle_seconds: hibernate by itself after so long without work; None: never.
+            allow_cold: start from the disk alone if the RAM cannot go on here; `info.boot_mode` says so.
+            client: which daemon; None: as the environment says.
+
+        Raises:
+            NotFound: there is no such snapshot.
+            SnapshotUnusable: its RAM belongs to another driver, version or CPU.
+            DataDamaged: a layer of it is missing or damaged.
+            InsufficientResources: the host has no room; nothing was made.
+        """
+        body = restore_body(
+            env=env,
+            metadata=metadata,
+            network=network,
+            ttl_seconds=ttl_seconds,
+            on_timeout=on_timeout,
+            idle_seconds=idle_seconds,
+            allow_cold=allow_cold,
+        )
+        path = f"/v1/snapshots/{quote_part(snapshot_id)}/restore"
+        info = sandbox_info(
+            await connection(client).call("POST", path, body=body, limit_s=LIFE_LIMIT_S)
+        )
+        return cls(info.id, info, client)
+
+    @dual_async_self
+    async def rollback(self, snapshot_id: str) -> Self:
+        """Put the sandbox back to a snapshot, with the same id; what it did since then is gone.
+
+        What reached the outside world since then is not undone. Whoever follows a command or stream of it
+        gets `GenerationChanged`. Works from running, paused, hibernated, stopped and failed.
+
+        Raises:
+            NotFound: there is no such sandbox or snapshot.
+            SnapshotUnusable: the snapshot's RAM cannot go on on this host; nothing was changed.
+            DataDamaged: a layer of it is missing or damaged.
+        """
+        return await self._moved("rollback", {"snapshot_id": snapshot_id})
+
+    @dual
+    async def hibernate(self) -> AsyncSnapshot:
+        """Put the sandbox to sleep, which frees all its CPU and RAM; return where it sleeps. Idempotent.
+
+        Any command, file or other request that needs the guest wakes it. Being asleep uses up no TTL.
+        """
+        info = snapshot_info(
+            await self._connection.call("POST", f"{self._path}/hibernate", limit_s=LIFE_LIMIT_S)
+        )
+        return AsyncSnapshot(info.id, info, self._client)
+
+    @dual_async_self
+    async def wake(self) -> Self:
+        """Let a hibernated sandbox go on at the exact instruction, and return it. Idempotent."""
+        return await self._moved("wake", None)
+
+    async def _moved(self, action: str, body: dict[str, str] | None) -> Self:
+        self._info = sandbox_info(
+            await self._connection.call(
+                "POST", f"{self._path}/{action}", body=body, limit_s=LIFE_LIMIT_S
+            )
+        )
+        return self
+
+    @dual
+    async def set_idle(self, idle_seconds: int | None) -> None:
+        """Let the sandbox hibernate by itself after so many seconds without work; None: never.
+
+        Work is a command that runs, an open stream, a transfer, or a `hold`.
+        """
+        await self._connection.call(
+            "PATCH", f"{self._path}/lifecycle", body={"idle_seconds": idle_seconds}
+        )
+
+    @dual
+    def hold(self, *, lease_seconds: int = LEASE_SECONDS) -> AsyncHold:
+        """Return a context that keeps the sandbox from falling asleep by itself while its block runs.
+
+        The sandbox is woken when the block is entered. `hibernate` and the TTL act all the same.
+
+        Args:
+            lease_seconds: how long the hold outlives this process if it dies (1 to 3600); it is renewed
+                three times as often.
+        """
+        return AsyncHold(self._client, self._id, lease_seconds=lease_seconds)
+
+    @dual
+    async def promote(
+        self, *, cleanup_siblings: bool = False, tree_id: str | None = None
+    ) -> Promotion:
+        """Keep this fork, which needs nothing of its siblings, and delete those if asked.
+
+        Siblings are what was forked from the same snapshot, or from a sandbox in the same call: they have
+        the same `fork_tree_id` in their metadata.
+
+        Args:
+            cleanup_siblings: delete them.
+            tree_id: refuse unless the fork is of this tree.
+
+        Raises:
+            InvalidRequest: it is no fork, or of another tree; nothing was deleted.
+        """
+        body = {"cleanup_siblings": cleanup_siblings, "tree_id": tree_id}
+        return promotion(
+            await self._connection.call(
+                "POST", f"{self._path}/promote", body=body, limit_s=LIFE_LIMIT_S
+            )
+        )

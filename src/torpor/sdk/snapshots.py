@@ -1,0 +1,203 @@
+"""`AsyncSnapshot`: a point of a sandbox's life, as an object."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Self
+
+from typing_extensions import override
+
+from torpor.errors import TorporError
+from torpor.model import (
+    Consistency,
+    Network,
+    OnTimeout,
+    SandboxId,
+    SnapshotId,
+    SnapshotInfo,
+    SnapshotReason,
+)
+from torpor.sdk import forks
+from torpor.sdk.client import Client, Connection, connection, quote_part, resolved
+from torpor.sdk.dual import dual
+from torpor.sdk.snapshot_results import LIFE_LIMIT_S, Verification, snapshot_info, verification
+
+if TYPE_CHECKING:
+    from torpor.sdk.sandbox import AsyncSandbox
+
+VERIFY_LIMIT_S = 3600.0
+"""Seconds to read and hash all that a snapshot needs, which may be many GiB."""
+
+
+class SnapshotFields:
+    """The facts of a snapshot, which never change, as attributes."""
+
+    @property
+    def info(self) -> SnapshotInfo:
+        """All facts at once."""
+        raise NotImplementedError
+
+    @property
+    def label(self) -> str | None:
+        """The name it was given; unique among its sandbox's snapshots."""
+        return self.info.label
+
+    @property
+    def sandbox_id(self) -> SandboxId | None:
+        """The sandbox it was taken of; None for a template's own."""
+        return self.info.sandbox_id
+
+    @property
+    def parent(self) -> SnapshotId | None:
+        """The snapshot that the sandbox was last at when this was taken."""
+        return self.info.parent
+
+    @property
+    def reason(self) -> SnapshotReason:
+        """Why it was taken: `snapshot`, `hibernate`, `fork`, `rollback` or `template`."""
+        return self.info.reason
+
+    @property
+    def template(self) -> str:
+        """The template that its sandbox was made from."""
+        return self.info.template
+
+    @property
+    def created_at(self) -> datetime:
+        """When it was taken."""
+        return self.info.created_at
+
+    @property
+    def consistency(self) -> Consistency:
+        """What was had, which may be less than what was asked for: `crash`, `filesystem`, `application`."""
+        return self.info.consistency
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes written for this snapshot alone."""
+        return self.info.size_bytes
+
+    @property
+    def size(self) -> int:
+        """Alias of `size_bytes`."""
+        return self.info.size_bytes
+
+    @property
+    def pause_ms(self) -> float:
+        """How long the machine stood still for it."""
+        return self.info.pause_ms
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """What it was given when it was taken."""
+        return self.info.metadata
+
+
+class AsyncSnapshot(SnapshotFields):
+    """One snapshot. Made by `AsyncSandbox.snapshot`, `get` or `list`; its methods also work on the class with an id."""
+
+    def __init__(self, snapshot_id: str, info: SnapshotInfo | None, client: Client | None) -> None:
+        self._id = SnapshotId(snapshot_id)
+        self._info = info
+        self._client = resolved(client)
+
+    @classmethod
+    def handle(cls, snapshot_id: str, *, client: Client | None = None) -> Self:
+        """Return an object for an id without asking the daemon whether it exists."""
+        return cls(snapshot_id, None, client)
+
+    @override
+    def __repr__(self) -> str:
+        label = f" {self._info.label!r}" if self._info and self._info.label else ""
+        return f"<{type(self).__name__} {self._id}{label}>"
+
+    @property
+    def id(self) -> SnapshotId:
+        """The snapshot's id, `snap_…`."""
+        return self._id
+
+    @property
+    @override
+    def info(self) -> SnapshotInfo:
+        """All facts at once."""
+        if self._info is None:
+            raise TorporError(
+                f"nothing is known of {self._id} yet", hint="use get() instead of handle()"
+            )
+        return self._info
+
+    @property
+    def _connection(self) -> Connection:
+        return connection(self._client)
+
+    @property
+    def _path(self) -> str:
+        return f"/v1/snapshots/{quote_part(self._id)}"
+
+    @classmethod
+    async def get(cls, snapshot_id: str, *, client: Client | None = None) -> Self:
+        """Return the snapshot with that id. Raises `NotFound`."""
+        made = connection(client)
+        info = snapshot_info(await made.call("GET", f"/v1/snapshots/{quote_part(snapshot_id)}"))
+        return cls(info.id, info, client)
+
+    @classmethod
+    async def list(
+        cls, *, sandbox_id: str | None = None, client: Client | None = None
+    ) -> builtins.list[Self]:
+        """Return the snapshots, newest first: of one sandbox, which may be deleted, or all."""
+        made = connection(client)
+        query = [("sandbox_id", sandbox_id)] if sandbox_id is not None else []
+        body = await made.call("GET", "/v1/snapshots", query=query)
+        found = [snapshot_info(item) for item in body["snapshots"]]
+        return [cls(info.id, info, client) for info in found]
+
+    @dual
+    async def delete(self) -> int:
+        """Remove the snapshot; return the bytes that this freed. What others need of it stays.
+
+        Raises:
+            NotFound: there is none.
+            Conflict: a sandbox sleeps at it.
+        """
+        body = await self._connection.call("DELETE", self._path, limit_s=LIFE_LIMIT_S)
+        freed: int = body["freed_bytes"]
+        return freed
+
+    @dual
+    async def verify(self) -> Verification:
+        """Read all that the snapshot needs, compare it with its digests, and return what is damaged."""
+        return verification(
+            await self._connection.call("POST", f"{self._path}/verify", limit_s=VERIFY_LIMIT_S)
+        )
+
+    @dual
+    async def restore(
+        self,
+        *,
+        env: Mapping[str, str] | None = None,
+        metadata: Mapping[str, str] | None = None,
+        network: Network | None = None,
+        ttl_seconds: int | None = None,
+        on_timeout: OnTimeout = "delete",
+        idle_seconds: int | None = None,
+        allow_cold: bool = False,
+    ) -> AsyncSandbox:
+        """Do what `AsyncSandbox.restore` does."""
+        from torpor.sdk.sandbox import AsyncSandbox
+
+        return await AsyncSandbox.restore(
+            self._id,
+            env=env,
+            metadata=metadata,
+            network=network,
+            ttl_seconds=ttl_seconds,
+            on_timeout=on_timeout,
+            idle_seconds=idle_seconds,
+            allow_cold=allow_cold,
+            client=self._client,
+        )
+
+    fork = forks.fork

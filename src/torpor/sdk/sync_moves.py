@@ -1,0 +1,131 @@
+"""The synchronous face of `AsyncMoves`; `torpor.sdk.moves` says more of each call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Self
+
+from torpor.model import Consistency, Network, OnTimeout
+from torpor.sdk.client import Client
+from torpor.sdk.dual import dual, dual_self
+from torpor.sdk.hold import LEASE_SECONDS, Hold
+from torpor.sdk.loop import loop_thread
+from torpor.sdk.sandbox import AsyncSandbox
+from torpor.sdk.snapshot_results import Promotion
+from torpor.sdk.sync_handle import Handle
+from torpor.sdk.sync_snapshots import Snapshot
+
+
+class Moves(Handle):
+    """The part of `Sandbox` about snapshots. All of it also works on the class with an id."""
+
+    @dual
+    def snapshot(
+        self,
+        *,
+        label: str | None = None,
+        consistency: Consistency = "filesystem",
+        metadata: Mapping[str, str] | None = None,
+    ) -> Snapshot:
+        """Take a snapshot of the whole machine, which goes on as it was: running, paused or asleep.
+
+        Raises:
+            Conflict: this sandbox has a snapshot with that label.
+            GuestFailed: the file systems could not be quieted; nothing was taken.
+            InsufficientResources: the disk is full; nothing was taken.
+        """
+        return Snapshot(
+            loop_thread.run(
+                self._sandbox.snapshot(label=label, consistency=consistency, metadata=metadata)
+            )
+        )
+
+    @dual
+    def snapshots(self) -> list[Snapshot]:
+        """Return the snapshots that were taken of this sandbox, newest first."""
+        return [Snapshot(found) for found in loop_thread.run(self._sandbox.snapshots())]
+
+    @classmethod
+    def restore(
+        cls,
+        snapshot_id: str,
+        *,
+        env: Mapping[str, str] | None = None,
+        metadata: Mapping[str, str] | None = None,
+        network: Network | None = None,
+        ttl_seconds: int | None = None,
+        on_timeout: OnTimeout = "delete",
+        idle_seconds: int | None = None,
+        allow_cold: bool = False,
+        client: Client | None = None,
+    ) -> Self:
+        """Make a new sandbox that goes on exactly at a snapshot, with an identity of its own.
+
+        What the machine did to the outside world before or after the snapshot is not undone.
+
+        Raises:
+            NotFound: there is no such snapshot.
+            SnapshotUnusable: its RAM belongs to another driver, version or CPU, and `allow_cold` is off.
+            DataDamaged: a layer of it is missing or damaged.
+            InsufficientResources: the host has no room; nothing was made.
+        """
+        return cls(
+            loop_thread.run(
+                AsyncSandbox.restore(
+                    snapshot_id,
+                    env=env,
+                    metadata=metadata,
+                    network=network,
+                    ttl_seconds=ttl_seconds,
+                    on_timeout=on_timeout,
+                    idle_seconds=idle_seconds,
+                    allow_cold=allow_cold,
+                    client=client,
+                )
+            )
+        )
+
+    @dual_self
+    def rollback(self, snapshot_id: str) -> Self:
+        """Put the sandbox back to a snapshot, with the same id; what it did since then is gone.
+
+        What reached the outside world since then is not undone. Whoever follows a command or stream of it
+        gets `GenerationChanged`.
+        """
+        loop_thread.run(self._sandbox.rollback(snapshot_id))
+        return self
+
+    @dual
+    def hibernate(self) -> Snapshot:
+        """Put the sandbox to sleep, which frees all its CPU and RAM; return where it sleeps. Idempotent."""
+        return Snapshot(loop_thread.run(self._sandbox.hibernate()))
+
+    @dual_self
+    def wake(self) -> Self:
+        """Let a hibernated sandbox go on at the exact instruction, and return it. Idempotent."""
+        loop_thread.run(self._sandbox.wake())
+        return self
+
+    @dual
+    def set_idle(self, idle_seconds: int | None) -> None:
+        """Let the sandbox hibernate by itself after so many seconds without work; None: never."""
+        loop_thread.run(self._sandbox.set_idle(idle_seconds))
+
+    @dual
+    def hold(self, *, lease_seconds: int = LEASE_SECONDS) -> Hold:
+        """Return a context that keeps the sandbox from falling asleep by itself while its block runs.
+
+        The sandbox is woken when the block is entered. `hibernate` and the TTL act all the same.
+        """
+        return Hold(self._sandbox.hold(lease_seconds=lease_seconds))
+
+    @dual
+    def promote(self, *, cleanup_siblings: bool = False, tree_id: str | None = None) -> Promotion:
+        """Keep this fork, which needs nothing of its siblings, and delete those if asked.
+
+        Raises:
+            InvalidRequest: it is no fork, or of another tree; nothing was deleted.
+        """
+        return loop_thread.run(
+            self._sandbox.promote(cleanup_siblings=cleanup_siblings, tree_id=tree_id)
+        )

@@ -1,0 +1,101 @@
+"""`Snapshot`: the synchronous face of `AsyncSnapshot`, call for call."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Self
+
+from typing_extensions import override
+
+from torpor.model import Network, OnTimeout, SnapshotId, SnapshotInfo
+from torpor.sdk import sync_forks
+from torpor.sdk.client import Client
+from torpor.sdk.dual import dual
+from torpor.sdk.loop import loop_thread
+from torpor.sdk.snapshot_results import Verification
+from torpor.sdk.snapshots import AsyncSnapshot, SnapshotFields
+
+if TYPE_CHECKING:
+    from torpor.sdk.sync_sandbox import Sandbox
+
+
+class Snapshot(SnapshotFields):
+    """One snapshot. Made by `Sandbox.snapshot`, `get` or `list`; its methods also work on the class with an id."""
+
+    def __init__(self, snapshot: AsyncSnapshot) -> None:
+        self._snapshot = snapshot
+
+    @classmethod
+    def handle(cls, snapshot_id: str, *, client: Client | None = None) -> Self:
+        """Return an object for an id without asking the daemon whether it exists."""
+        return cls(AsyncSnapshot.handle(snapshot_id, client=client))
+
+    @override
+    def __repr__(self) -> str:
+        return repr(self._snapshot).replace("AsyncSnapshot", type(self).__name__)
+
+    @property
+    def id(self) -> SnapshotId:
+        """The snapshot's id, `snap_…`."""
+        return self._snapshot.id
+
+    @property
+    @override
+    def info(self) -> SnapshotInfo:
+        """All facts at once."""
+        return self._snapshot.info
+
+    @classmethod
+    def get(cls, snapshot_id: str, *, client: Client | None = None) -> Self:
+        """Return the snapshot with that id. Raises `NotFound`."""
+        return cls(loop_thread.run(AsyncSnapshot.get(snapshot_id, client=client)))
+
+    @classmethod
+    def list(
+        cls, *, sandbox_id: str | None = None, client: Client | None = None
+    ) -> builtins.list[Self]:
+        """Return the snapshots, newest first: of one sandbox, which may be deleted, or all."""
+        found = loop_thread.run(AsyncSnapshot.list(sandbox_id=sandbox_id, client=client))
+        return [cls(snapshot) for snapshot in found]
+
+    @dual
+    def delete(self) -> int:
+        """Remove the snapshot; return the bytes that this freed. Raises `Conflict` if a sandbox sleeps at it."""
+        return loop_thread.run(self._snapshot.delete())
+
+    @dual
+    def verify(self) -> Verification:
+        """Read all that the snapshot needs, compare it with its digests, and return what is damaged."""
+        return loop_thread.run(self._snapshot.verify())
+
+    @dual
+    def restore(
+        self,
+        *,
+        env: Mapping[str, str] | None = None,
+        metadata: Mapping[str, str] | None = None,
+        network: Network | None = None,
+        ttl_seconds: int | None = None,
+        on_timeout: OnTimeout = "delete",
+        idle_seconds: int | None = None,
+        allow_cold: bool = False,
+    ) -> Sandbox:
+        """Do what `Sandbox.restore` does."""
+        from torpor.sdk.sync_sandbox import Sandbox
+
+        return Sandbox(
+            loop_thread.run(
+                self._snapshot.restore(
+                    env=env,
+                    metadata=metadata,
+                    network=network,
+                    ttl_seconds=ttl_seconds,
+                    on_timeout=on_timeout,
+                    idle_seconds=idle_seconds,
+                    allow_cold=allow_cold,
+                )
+            )
+        )
+
+    fork = sync_forks.fork

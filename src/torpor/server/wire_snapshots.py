@@ -1,0 +1,242 @@
+"""The shapes of snapshots, restores, forks and promotions in JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from torpor.errors import TorporError, error_to_wire
+from torpor.layers.store import Damage
+from torpor.model import (
+    Consistency,
+    Network,
+    OnTimeout,
+    RestoreSpec,
+    SandboxInfo,
+    SnapshotInfo,
+    SnapshotReason,
+)
+from torpor.server.wire import ErrorWire, SandboxWire, Wire
+
+
+class SnapshotRequest(Wire):
+    """What POST …/snapshots takes; nothing is needed."""
+
+    label: str | None = None
+    consistency: Consistency = "filesystem"
+    metadata: dict[str, str] | None = None
+
+
+class SnapshotWire(Wire):
+    """One snapshot."""
+
+    id: str
+    snapshot_id: Annotated[str, Field(description="Alias of `id`.")]
+    label: str | None
+    sandbox_id: str | None
+    parent: str | None
+    reason: SnapshotReason
+    template: str
+    template_digest: str
+    created_at: datetime
+    consistency: Consistency
+    vcpus: int
+    ram_mib: int
+    disk_gib: int
+    network: Network
+    driver: str
+    driver_version: str
+    cpu: str
+    accel: str
+    size_bytes: int
+    pause_ms: float
+    metadata: Mapping[str, str]
+
+    @staticmethod
+    def of(info: SnapshotInfo) -> SnapshotWire:
+        """Return `info` as JSON has it."""
+        return SnapshotWire(
+            id=info.id,
+            snapshot_id=info.id,
+            label=info.label,
+            sandbox_id=info.sandbox_id,
+            parent=info.parent,
+            reason=info.reason,
+            template=info.template,
+            template_digest=info.template_digest,
+            created_at=info.created_at,
+            consistency=info.consistency,
+            vcpus=info.vcpus,
+            ram_mib=info.ram_mib,
+            disk_gib=info.disk_gib,
+            network=info.network,
+            driver=info.driver,
+            driver_version=info.driver_version,
+            cpu=info.cpu,
+            accel=info.accel,
+            size_bytes=info.size_bytes,
+            pause_ms=info.pause_ms,
+            metadata=info.metadata,
+        )
+
+
+class SnapshotListWire(Wire):
+    """Snapshots, newest first."""
+
+    snapshots: list[SnapshotWire]
+
+    @staticmethod
+    def of(found: Sequence[SnapshotInfo]) -> SnapshotListWire:
+        """Return `found` as JSON has it."""
+        return SnapshotListWire(snapshots=[SnapshotWire.of(info) for info in found])
+
+
+class SnapshotDeletedWire(Wire):
+    """A snapshot that is gone, and the bytes that this freed at once."""
+
+    deleted: str
+    freed_bytes: int
+
+
+class DamageWire(Wire):
+    """A layer that is not what was written, and all snapshots that need it."""
+
+    layer: str
+    problem: str
+    dependents: list[str]
+
+
+class VerifyWire(Wire):
+    """Whether all that a snapshot needs is what was written."""
+
+    ok: bool
+    damage: list[DamageWire]
+
+    @staticmethod
+    def of(found: Sequence[Damage]) -> VerifyWire:
+        """Return `found` as JSON has it."""
+        return VerifyWire(
+            ok=not found,
+            damage=[
+                DamageWire(layer=d.layer, problem=d.problem, dependents=list(d.dependents))
+                for d in found
+            ],
+        )
+
+
+class RestoreRequest(Wire):
+    """What POST …/restore takes: what the new sandbox has of its own; nothing is needed."""
+
+    env: dict[str, str] | None = None
+    metadata: dict[str, str] | None = None
+    network: Annotated[Network | None, Field(description="null: the snapshot's.")] = None
+    ttl_seconds: int | None = None
+    on_timeout: OnTimeout = "delete"
+    idle_seconds: int | None = None
+    allow_cold: Annotated[
+        bool, Field(description="Start cold from the disk when the RAM cannot go on here.")
+    ] = False
+
+    def spec(self, **more_metadata: str) -> RestoreSpec:
+        """Return the request in the engine's words; `more_metadata` wins over the request's."""
+        return RestoreSpec(
+            env=self.env or {},
+            metadata={**(self.metadata or {}), **more_metadata},
+            network=self.network,
+            ttl_seconds=self.ttl_seconds,
+            on_timeout=self.on_timeout,
+            idle_seconds=self.idle_seconds,
+            allow_cold=self.allow_cold,
+        )
+
+
+class ForkRequest(RestoreRequest):
+    """What POST …/fork takes; nothing is needed."""
+
+    count: Annotated[
+        int | None,
+        Field(description="How many; then one that fails is a result and not the answer's status."),
+    ] = None
+
+
+class RollbackRequest(Wire):
+    """What POST …/rollback takes."""
+
+    snapshot_id: str
+
+
+class ForkResultWire(Wire):
+    """One fork or why there is none; exactly one of the two is there."""
+
+    sandbox: SandboxWire | None = None
+    error: ErrorWire | None = None
+
+
+class ForkErrorWire(Wire):
+    """Why a fork is not there, as clients of other sandbox services read it."""
+
+    index: int
+    err: str
+
+
+class ForkWire(Wire):
+    """What a fork made, in the order asked for."""
+
+    results: list[dict[str, Any]]
+    sandbox: Annotated[
+        SandboxWire | None, Field(description="The fork, when one was asked for.")
+    ] = None
+    children: list[SandboxWire]
+    errors: list[ForkErrorWire]
+    parent_id: str
+    tree_id: Annotated[str, Field(description="`fork_tree_id` in the metadata of all of them.")]
+    snapshot_id: Annotated[str | None, Field(description="Where they were forked.")]
+
+    @staticmethod
+    def of(found: Sequence[SandboxInfo | TorporError], *, parent_id: str, tree_id: str) -> ForkWire:
+        """Return `found` as JSON has it."""
+        made = [SandboxWire.of(result) for result in found if isinstance(result, SandboxInfo)]
+        return ForkWire(
+            results=[_result(result) for result in found],
+            sandbox=made[0] if len(found) == 1 and made else None,
+            children=made,
+            errors=[
+                ForkErrorWire(index=index, err=result.message)
+                for index, result in enumerate(found)
+                if isinstance(result, TorporError)
+            ],
+            parent_id=parent_id,
+            tree_id=tree_id,
+            snapshot_id=next((sandbox.parent_snapshot for sandbox in made), None),
+        )
+
+
+def _result(result: SandboxInfo | TorporError) -> dict[str, Any]:
+    if isinstance(result, TorporError):
+        return {"error": error_to_wire(result)}
+    return {"sandbox": SandboxWire.of(result).model_dump()}
+
+
+class PromoteRequest(Wire):
+    """What POST …/promote takes; nothing is needed."""
+
+    cleanup_siblings: Annotated[
+        bool, Field(description="Delete the other forks of the same fork.")
+    ] = False
+    tree_id: Annotated[
+        str | None, Field(description="Refuse unless the fork's `fork_tree_id` is this.")
+    ] = None
+
+
+class PromoteWire(Wire):
+    """What a promotion did."""
+
+    winner: str
+    tree_id: str | None
+    deleted: list[str]
+    failures: Annotated[
+        dict[str, str], Field(description="Siblings that could not be deleted, and why.")
+    ]

@@ -1,0 +1,340 @@
+"""The fake engine's snapshots, forks, sleep and layers."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Literal
+
+from torpor.base.ids import new_id
+from torpor.errors import (
+    Conflict,
+    DataDamaged,
+    GenerationChanged,
+    GuestFailed,
+    InsufficientResources,
+    InvalidRequest,
+    NotFound,
+    SnapshotUnusable,
+    TorporError,
+    WrongState,
+)
+from torpor.layers.store import Damage, LayerUse
+from torpor.model import (
+    BootMode,
+    Consistency,
+    RestoreSpec,
+    SandboxId,
+    SandboxInfo,
+    SandboxState,
+    SnapshotId,
+    SnapshotInfo,
+    SnapshotReason,
+)
+
+if TYPE_CHECKING:
+    from tests.fakes.engine import FakeGuest, FakeSandbox
+
+S = SandboxState
+LAYER_BYTES = 1 << 20
+"""Of a snapshot; a sandbox's own has twice as many."""
+
+
+@dataclass(slots=True)
+class FakeSnapshot:
+    """A point of a fake sandbox."""
+
+    info: SnapshotInfo
+    guest: FakeGuest
+    layers: tuple[str, ...]
+
+
+class FakeSnapshots:
+    """The part of `FakeEngine` that keeps points of sandboxes."""
+
+    sandboxes: dict[SandboxId, FakeSandbox]
+
+    def forget_snapshots(self) -> None:
+        self.points: dict[SnapshotId, FakeSnapshot] = {}
+        self.own_layers: dict[SandboxId, tuple[str, ...]] = {}
+        self.damaged: set[str] = set()
+        self.foreign: set[SnapshotId] = set()
+        """Whose RAM belongs to another driver."""
+        self.will_not_freeze = False
+        self.room: int | None = None
+        """How many more sandboxes fit."""
+
+    async def snapshot(
+        self,
+        sandbox_id: SandboxId,
+        *,
+        label: str | None = None,
+        consistency: Consistency = "filesystem",
+        metadata: Mapping[str, str] | None = None,
+    ) -> SnapshotInfo:
+        if consistency == "application":
+            raise InvalidRequest("consistency is 'application'; 'crash' or 'filesystem' is wanted")
+        if any(p.info.label == label for p in self._of(sandbox_id)) and label is not None:
+            raise Conflict(f"sandbox {sandbox_id} has a snapshot with the label {label!r} already")
+        return self._take(sandbox_id, "snapshot", label, consistency, metadata or {})
+
+    def _take(
+        self,
+        sandbox_id: SandboxId,
+        reason: SnapshotReason,
+        label: str | None = None,
+        consistency: Consistency = "filesystem",
+        metadata: Mapping[str, str] | None = None,
+    ) -> SnapshotInfo:
+        self._need(sandbox_id, S.RUNNING, S.PAUSED, S.HIBERNATED)
+        if self.will_not_freeze:
+            raise GuestFailed("the file systems could not be frozen", hint="look into its log")
+        found = self._found(sandbox_id)
+        info = SnapshotInfo(
+            id=SnapshotId(new_id("snap")),
+            label=label,
+            sandbox_id=sandbox_id,
+            parent=found.info.parent_snapshot,
+            reason=reason,
+            template=found.info.template,
+            template_digest=found.info.template_digest,
+            created_at=datetime.now(UTC),
+            consistency=consistency,
+            vcpus=found.info.vcpus,
+            ram_mib=found.info.ram_mib,
+            disk_gib=found.info.disk_gib,
+            network=found.info.network,
+            driver="qemu",
+            driver_version="10.0.2",
+            cpu="max",
+            accel="tcg",
+            size_bytes=LAYER_BYTES,
+            pause_ms=12.5,
+            metadata=dict(metadata or {}),
+        )
+        layers = (*self.own_layers.get(sandbox_id, ()), new_id("lyr"))
+        self.own_layers[sandbox_id] = layers
+        self.points[info.id] = FakeSnapshot(info, _copy(found.guest), layers)
+        found.info = replace(found.info, parent_snapshot=info.id)
+        return info
+
+    def _of(self, sandbox_id: SandboxId | None) -> list[FakeSnapshot]:
+        wanted = (None, sandbox_id) if sandbox_id is None else (sandbox_id,)
+        return [
+            p
+            for p in reversed(self.points.values())
+            if sandbox_id is None or p.info.sandbox_id in wanted
+        ]
+
+    async def snapshots(self, sandbox_id: SandboxId | None = None) -> tuple[SnapshotInfo, ...]:
+        return tuple(p.info for p in self._of(sandbox_id))
+
+    async def get_snapshot(self, snapshot_id: SnapshotId) -> SnapshotInfo:
+        return self._point(snapshot_id).info
+
+    async def delete_snapshot(self, snapshot_id: SnapshotId) -> int:
+        self._point(snapshot_id)
+        asleep = [
+            s.info.id
+            for s in self.sandboxes.values()
+            if s.info.state is S.HIBERNATED and s.info.parent_snapshot == snapshot_id
+        ]
+        if asleep:
+            raise Conflict(
+                f"snapshot {snapshot_id} is needed: sandbox {asleep[0]} sleeps at it",
+                hint=f"wake it (torpor wake {asleep[0]}) or delete it first",
+                sandboxes=asleep,
+            )
+        before = {use.id for use in await self.layers()}
+        del self.points[snapshot_id]
+        return (len(before) - len({use.id for use in await self.layers()})) * LAYER_BYTES
+
+    async def verify_snapshot(self, snapshot_id: SnapshotId) -> tuple[Damage, ...]:
+        return tuple(
+            Damage(
+                layer,
+                "its content is not what was written",
+                tuple(p.info.id for p in self.points.values() if layer in p.layers),
+            )
+            for layer in self._point(snapshot_id).layers
+            if layer in self.damaged
+        )
+
+    async def layers(self) -> tuple[LayerUse, ...]:
+        owners = {
+            sandbox_id: (*layers, f"lyr_{sandbox_id[4:]}")
+            for sandbox_id, layers in self.own_layers.items()
+            if self.sandboxes[sandbox_id].info.state is not S.DELETED
+        }
+        known = [layer for p in self.points.values() for layer in p.layers]
+        known += [layer for layers in owners.values() for layer in layers]
+        return tuple(
+            LayerUse(
+                layer,
+                LAYER_BYTES,
+                tuple(p.info.id for p in self.points.values() if layer in p.layers),
+                tuple(sandbox_id for sandbox_id, layers in owners.items() if layer in layers),
+            )
+            for layer in sorted(set(known))
+        )
+
+    async def restore(
+        self,
+        snapshot_id: SnapshotId,
+        spec: RestoreSpec,
+        *,
+        reason: Literal["restore", "fork"] = "restore",
+    ) -> SandboxInfo:
+        point = self._point(snapshot_id)
+        boot_mode: BootMode = "restore"
+        if snapshot_id in self.foreign:
+            if not spec.allow_cold:
+                raise SnapshotUnusable(
+                    f"snapshot {snapshot_id} is of another CPU", hint="allow_cold starts it cold"
+                )
+            boot_mode = "cold"
+        if self.damaged & set(point.layers):
+            raise DataDamaged(f"a layer of snapshot {snapshot_id} is damaged")
+        if self.room is not None:
+            if self.room == 0:
+                raise InsufficientResources("512 MiB of memory are wanted, 0 MiB are free")
+            self.room -= 1
+        origin, ttl = point.info, spec.ttl_seconds
+        now = datetime.now(UTC)
+        info = SandboxInfo(
+            id=SandboxId(new_id("sbx")),
+            state=S.RUNNING,
+            template=origin.template,
+            template_digest=origin.template_digest,
+            vcpus=origin.vcpus,
+            ram_mib=origin.ram_mib,
+            disk_gib=origin.disk_gib,
+            network=spec.network or origin.network,
+            env_names=tuple(sorted(spec.env)),
+            metadata=dict(spec.metadata),
+            ttl_seconds=ttl,
+            on_timeout=spec.on_timeout,
+            created_at=now,
+            expires_at=None if ttl is None else now + timedelta(seconds=ttl),
+            boot_mode=boot_mode,
+            boot_ms=7,
+            accel="tcg",
+            idle_seconds=spec.idle_seconds,
+            parent_snapshot=snapshot_id,
+        )
+        guest = _copy(point.guest)
+        guest.env = {**guest.env, **spec.env}
+        if boot_mode == "cold":
+            guest.execs.clear()
+        self.add(info, guest)
+        self.own_layers[info.id] = point.layers
+        return info
+
+    async def fork(
+        self, source: SandboxId | SnapshotId, spec: RestoreSpec, *, count: int = 1
+    ) -> tuple[SandboxInfo | TorporError, ...]:
+        if not 1 <= count <= 100:
+            raise InvalidRequest(f"count is {count}; 1 to 100 is wanted")
+        if source.startswith("snap_"):
+            snapshot_id = self._point(SnapshotId(source)).info.id
+        else:
+            snapshot_id = self._take(SandboxId(source), "fork").id
+        found: list[SandboxInfo | TorporError] = []
+        for _ in range(count):
+            try:
+                found.append(await self.restore(snapshot_id, spec, reason="fork"))
+            except TorporError as error:
+                found.append(error)
+        return tuple(found)
+
+    async def hibernate(self, sandbox_id: SandboxId) -> SnapshotInfo:
+        found = self._found(sandbox_id)
+        if found.info.state is not S.HIBERNATED:
+            self._need(sandbox_id, S.RUNNING, S.PAUSED)
+            self._take(sandbox_id, "hibernate")
+            found.info = replace(found.info, state=S.HIBERNATED)
+            found.guest = found.guest.cut()
+        assert found.info.parent_snapshot is not None
+        return self._point(found.info.parent_snapshot).info
+
+    async def wake(self, sandbox_id: SandboxId) -> SandboxInfo:
+        found = self._found(sandbox_id)
+        if found.info.state is not S.RUNNING:
+            self._need(sandbox_id, S.HIBERNATED)
+            found.info = replace(
+                found.info,
+                state=S.RUNNING,
+                boot_mode="resume",
+                boot_ms=5,
+                generation=found.info.generation + 1,
+            )
+        return found.info
+
+    async def rollback(self, sandbox_id: SandboxId, snapshot_id: SnapshotId) -> SandboxInfo:
+        found, point = self._found(sandbox_id), self._point(snapshot_id)
+        self._need(sandbox_id, S.RUNNING, S.PAUSED, S.HIBERNATED, S.STOPPED, S.FAILED)
+        if point.info.template_digest != found.info.template_digest:
+            raise WrongState(f"snapshot {snapshot_id} is of another template")
+        if self.damaged & set(point.layers):
+            raise DataDamaged(f"a layer of snapshot {snapshot_id} is damaged")
+        kept = point.guest.execs
+        for exec_id, running in found.guest.execs.items():
+            if exec_id not in kept:
+                running.kill(9)
+        found.guest.cut()
+        found.guest = _copy(point.guest)
+        self.own_layers[sandbox_id] = point.layers
+        found.info = replace(
+            found.info,
+            state=S.RUNNING,
+            boot_mode="restore",
+            boot_ms=6,
+            error=None,
+            parent_snapshot=snapshot_id,
+            generation=found.info.generation + 1,
+        )
+        return found.info
+
+    async def set_idle(self, sandbox_id: SandboxId, idle_seconds: int | None) -> SandboxInfo:
+        if idle_seconds is not None and idle_seconds < 1:
+            raise InvalidRequest(f"idle_seconds is {idle_seconds}; 1 or more is wanted")
+        found = self._found(sandbox_id)
+        found.info = replace(found.info, idle_seconds=idle_seconds)
+        return found.info
+
+    def _point(self, snapshot_id: SnapshotId) -> FakeSnapshot:
+        if snapshot_id not in self.points:
+            raise NotFound(
+                f"there is no snapshot {snapshot_id}",
+                hint="list them: torpor snapshots",
+                snapshot_id=snapshot_id,
+            )
+        return self.points[snapshot_id]
+
+    def add(self, info: SandboxInfo, guest: FakeGuest) -> None:
+        raise NotImplementedError
+
+    def _found(self, sandbox_id: SandboxId) -> FakeSandbox:
+        raise NotImplementedError
+
+    def _need(self, sandbox_id: SandboxId, *states: SandboxState) -> None:
+        raise NotImplementedError
+
+
+def void(info: SandboxInfo) -> GenerationChanged:
+    """Return what callers of a machine get that was put back or slept meanwhile."""
+    return GenerationChanged(
+        f"sandbox {info.id} was put back or slept meanwhile; what was asked of it is void",
+        sandbox_id=info.id,
+        generation=info.generation,
+    )
+
+
+def _copy(guest: FakeGuest) -> FakeGuest:
+    """Return a guest with the same files; its commands are the same ones, which run on."""
+    fresh = guest.twin()
+    fresh.files = copy.deepcopy(guest.files)
+    fresh.execs = dict(guest.execs)
+    return fresh
