@@ -7,11 +7,13 @@ Rules, for claims about one key (one subject and attribute; for many-valued attr
 3. A claim that was ended still displaces the older ones: what it replaced does not come back by itself.
 4. A value that a correction declared wrong does not displace the correction.
 5. What is left with more than one value is disputed.
+6. A fact that was confirmed later claims its value once more at that time: it enters as two claims of one
+   id. So a late arrival from between cannot displace what was said again after it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -69,21 +71,33 @@ def holders(claims: Iterable[Claim], at: int) -> list[Claim]:
     return sorted(best.values(), key=lambda c: (c.valid_from, c.tx, c.id), reverse=True)
 
 
-def displacer_of(claims: Iterable[Claim], claim: Claim, at: int) -> Claim | None:
-    """Return the oldest claim that displaces `claim` at `at`: the one that took its place."""
-    found = [c for c in claims if c.covers(at) and displaces(c, claim, at)]
-    return min(found, key=lambda c: (c.valid_from, c.tx, c.id), default=None)
+def displacer_of(claims: Sequence[Claim], fact: str, at: int) -> Claim | None:
+    """Return the oldest claim that displaces all that `fact` claims at `at`; None if it is not displaced."""
+    last: Claim | None = None
+    for mine in (c for c in claims if c.id == fact and c.covers(at)):
+        found = [c for c in claims if c.covers(at) and displaces(c, mine, at)]
+        if not found:
+            return None
+        first = min(found, key=lambda c: (c.valid_from, c.tx, c.id))
+        if last is None or first.valid_from > last.valid_from:
+            last = first
+    return last
 
 
-def effective_end(claims: Iterable[Claim], claim: Claim) -> int | None:
-    """Return when `claim` stops to hold for good, as far as is known; None if it does not."""
-    ends = [end for end in (claim.valid_to, claim.ended_at) if end is not None]
-    ends += [
-        c.valid_from
-        for c in claims
-        if c.valid_to is None and displaces(c, claim, c.valid_from) and c.value != claim.value
-    ]
-    return min(ends, default=None)
+def effective_end(claims: Sequence[Claim], fact: str) -> int | None:
+    """Return when `fact` stops to hold for good, as far as is known; None if it does not."""
+    latest: int | None = None
+    for mine in (c for c in claims if c.id == fact):
+        ends = [end for end in (mine.valid_to, mine.ended_at) if end is not None]
+        ends += [
+            c.valid_from
+            for c in claims
+            if c.valid_to is None and c.value != mine.value and displaces(c, mine, c.valid_from)
+        ]
+        if not ends:
+            return None
+        latest = min(ends) if latest is None else max(latest, min(ends))
+    return latest
 
 
 def moments(claims: Iterable[Claim]) -> list[int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import replace
 
 from torpor.errors import NotFound
 from torpor.memory import belief
@@ -63,9 +64,10 @@ class Beliefs:
         self.states.update(self.view.states(e for e in enders if e))
         for key in fresh:
             self._by_key[key] = [
-                self._claim(self.rows[i])
+                claim
                 for i in self._ids_by_key[key]
                 if self.states[i].status == Status.ACTIVE
+                for claim in self._claims(self.rows[i])
             ]
 
     def claims(self, key: str) -> list[Claim]:
@@ -87,13 +89,15 @@ class Beliefs:
         if state.status != Status.ACTIVE:
             return Status(state.status)
         claims = self.claims(row.key)
-        mine = next(c for c in claims if c.id == fact_id)
+        mine = next(
+            c for c in claims if c.id == fact_id
+        )  # the first one; the next is a confirmation
         if at < mine.valid_from:
             return Status.FUTURE
         if mine.is_ended(at) or not mine.covers(at):
             expired = state.expires_at is not None and state.expires_at <= at
             return Status.EXPIRED if expired or mine.valid_to is not None else Status.SUPERSEDED
-        if belief.displacer_of(claims, mine, at) is not None:
+        if belief.displacer_of(claims, fact_id, at) is not None:
             return Status.SUPERSEDED
         rivals = {c.id for c in belief.holders(claims, at) if c.value != mine.value}
         if rivals and not self._is_accepted(row.key, {*rivals, fact_id}):
@@ -115,7 +119,7 @@ class Beliefs:
             return None
         if mine.is_ended(at):
             return state.ended_by
-        found = belief.displacer_of(claims, mine, at)
+        found = belief.displacer_of(claims, fact_id, at)
         return None if found is None else found.id
 
     def fact(self, fact_id: str, at: int) -> Fact:
@@ -128,8 +132,8 @@ class Beliefs:
             raise NotFound(f"there is no fact {fact_id} on this branch", fact=fact_id)
         row, state = self.rows[fact_id], self.states[fact_id]
         claims = self.claims(row.key)
-        mine = next((c for c in claims if c.id == fact_id), None)
-        end = belief.effective_end(claims, mine) if mine else row.valid_to
+        believed = any(c.id == fact_id for c in claims)
+        end = belief.effective_end(claims, fact_id) if believed else row.valid_to
         return Fact(
             id=row.id,
             tx=row.tx,
@@ -153,6 +157,14 @@ class Beliefs:
             version_of=row.version_of,
             flag=state.flag,
         )
+
+    def _claims(self, row: FactRow) -> list[Claim]:
+        """A fact's claim, and the same claim again when it was confirmed later."""
+        first = self._claim(row)
+        confirmed = self.states[row.id].confirmed_at
+        if confirmed <= row.valid_from or not first.covers(confirmed):
+            return [first]
+        return [first, replace(first, valid_from=confirmed)]
 
     def _claim(self, row: FactRow) -> Claim:
         state = self.states[row.id]

@@ -109,12 +109,11 @@ def make(work: Unit, view: View, proposal: Proposal) -> Outcome:
     row = _insert(work, key, value, proposal)
     after = Beliefs(view)
     claims = after.claims(key)
-    mine = next(c for c in claims if c.id == row.id)
     displaced = tuple(sorted(before - {c.id for c in after.holders(key, now)}))
     for old in displaced:
         _supersede(work, old, row.id, "key_update")
     held_now = any(c.id == row.id for c in after.holders(key, now))
-    if not held_now and (later := belief.displacer_of(claims, mine, now)) is not None:
+    if not held_now and (later := belief.displacer_of(claims, row.id, now)) is not None:
         _supersede(work, row.id, later.id, "late_arrival")
     work.touched.extend(displaced)
     conflict = open_conflict(work, after, row, now)
@@ -139,7 +138,9 @@ def _confirm(work: Unit, beliefs: Beliefs, fact_id: str, proposal: Proposal) -> 
     add_evidence(work, fact_id, proposal.evidence, proposal.extractor)
     _derive(work, fact_id, proposal.derived_from)
     state = beliefs.states[fact_id]
-    confirmed = max(state.confirmed_at, proposal.confirmed_at or proposal.valid_from)
+    confirmed = state.confirmed_at
+    if RANK[proposal.authority] >= RANK[Authority(beliefs.rows[fact_id].authority)]:
+        confirmed = max(confirmed, proposal.confirmed_at or proposal.valid_from)
     work.set_state(
         fact_id,
         "fact",

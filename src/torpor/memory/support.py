@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from torpor.memory.beliefs import Beliefs
 from torpor.memory.model import Authority, Status
-from torpor.memory.rows import DerivationRow, EvidenceRow
+from torpor.memory.rows import DerivationRow, EpisodeRow, EvidenceRow
 from torpor.memory.unit import Unit
 from torpor.memory.view import View
 
@@ -33,12 +33,29 @@ def recheck(work: Unit, view: View) -> None:
         for row in beliefs.load(fresh):
             state = beliefs.states[row.id]
             stands = row.authority == Authority.HUMAN_EDITED or has_support(view, row.id, work.at)
-            if state.status == Status.ACTIVE and not stands:
+            last = _last_said(view, row.id, state.confirmed_at)
+            if stands and last is not None and state.status == Status.ACTIVE:
+                work.set_state(row.id, "fact", state, confirmed_at=max(last, row.valid_from))
+            elif state.status == Status.ACTIVE and not stands:
                 work.set_state(row.id, "fact", state, status=Status.SUSPENDED, flag=FLAG)
                 pending.append(row.id)
             elif state.status == Status.SUSPENDED and state.flag == FLAG and stands:
                 work.set_state(row.id, "fact", state, status=Status.ACTIVE, flag="")
                 pending.append(row.id)
+
+
+def _last_said(view: View, fact_id: str, confirmed_at: int) -> int | None:
+    """Return when a fact was last confirmed, if the words that confirmed it last were taken back."""
+    evidence = evidence_of(view, [fact_id])
+    said = {
+        r.id: r.occurred_at
+        for r in view.store.select(EpisodeRow, {"id": [e.episode for e, _ in evidence]})
+    }
+    gone = [said[e.episode] for e, live in evidence if not live and e.episode in said]
+    live = [said[e.episode] for e, live in evidence if live and e.episode in said]
+    if confirmed_at not in gone or confirmed_at in live or not live:
+        return None
+    return max(live)
 
 
 def has_support(view: View, fact_id: str, at: int) -> bool:
