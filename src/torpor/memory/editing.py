@@ -64,7 +64,7 @@ def correct(line: Line, fact_id: str, value: Json, reason: str, text: str | None
         if old.value_key == checks.value_key(value):
             raise InvalidRequest(f"{fact_id} has that value already")
         work.set_state(fact_id, "fact", state, status=Status.CORRECTED, flag="")
-        made = claims.make(work, view, _corrected(work, old, state, value, shown))
+        made = claims.make(work, view, _corrected(old, state, value, shown))
         newest = view.state(fact_id)
         assert newest is not None
         work.set_state(fact_id, "fact", newest, cause=made.fact)
@@ -78,7 +78,7 @@ def correct(line: Line, fact_id: str, value: Json, reason: str, text: str | None
         return Beliefs(view).fact(made.fact, work.at)
 
 
-def _corrected(work: Unit, old: FactRow, state: StateRow, value: Json, text: str) -> Proposal:
+def _corrected(old: FactRow, state: StateRow, value: Json, text: str) -> Proposal:
     return Proposal(
         subject=old.subject,
         attribute=old.attribute,
@@ -95,7 +95,7 @@ def _corrected(work: Unit, old: FactRow, state: StateRow, value: Json, text: str
         pinned=bool(state.pinned),
         expires_at=state.expires_at,
         version_of=old.id,
-        confirmed_at=work.at,
+        confirmed_at=state.confirmed_at,
     )
 
 
@@ -229,22 +229,28 @@ def _undo(work: Unit, view: View, tx: int) -> tuple[list[str], list[str]]:
     written = view.seen(view.store.select(StateRow, {"tx": tx}))
     ids = list(dict.fromkeys(row.object for row in written))
     now, then = view.states(ids), earlier.states(ids)
-    changed, skipped = [], []
+    skipped = [i for i in ids if now[i].tx != tx]
+    needed = _rests_on(view, skipped)
+    changed = []
     for object_id in ids:
-        state = now[object_id]
-        if state.tx != tx:
-            skipped.append(object_id)
+        state, before = now[object_id], then.get(object_id)
+        if state.tx != tx or object_id in needed:
             continue
         changed.append(object_id)
-        before = then.get(object_id)
         if before is None:
             gone = Status.RESOLVED if state.kind == "conflict" else Status.RETRACTED
             work.set_state(object_id, state.kind, state, status=gone, flag="", cause="revert")
         else:
             work.set_state(object_id, state.kind, before)
     for row in view.seen(view.store.select(EvidenceRow, {"tx": tx})):
-        work.set_state(row.id, "evidence", None, status=Status.RETRACTED, cause="revert")
+        if row.fact not in skipped:
+            work.set_state(row.id, "evidence", None, status=Status.RETRACTED, cause="revert")
     return changed, skipped
+
+
+def _rests_on(view: View, facts: Sequence[str]) -> set[str]:
+    """Return the episodes behind facts: they cannot be undone while the facts stay."""
+    return {e.episode for e in view.seen(view.store.select(EvidenceRow, {"fact": list(facts)}))}
 
 
 def _fact(beliefs: Beliefs, fact_id: str) -> FactRow:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.property.memory.oracle import Oracle, Told, last_said
 from tests.property.memory.profile import many
-from tests.unit.memory.clock import START, FakeClock, day
+from tests.unit.memory.clock import FakeClock, day
 from torpor.errors import TorporError
 from torpor.memory import Memory, Space
 
@@ -97,9 +97,8 @@ def _edit(
     if name == "correct":
         made = space.correct(fact_id, rest[0], "it was never so")
         told.status, told.child = "corrected", made.id
-        corrected_at = (made.confirmed_at - START).total_seconds() / 86400
         oracle.now[made.id] = Told(
-            rest[0], told.since, told.until, "human_edited", corrected_at, end=told.end,
+            rest[0], told.since, told.until, "human_edited", told.confirmed, end=told.end,
             parent=fact_id,
         )  # fmt: skip
         order.append(made.id)
