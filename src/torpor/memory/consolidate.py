@@ -19,13 +19,17 @@ from torpor.memory.extract.base import Candidate, Extractor
 from torpor.memory.line import Line
 from torpor.memory.model import Cardinality, Episode, FactKind, Plan, PlanItem, Scope, Status
 from torpor.memory.recording import PRECISIONS
-from torpor.memory.rows import ConsolidatedRow, EpisodeRow, EvidenceRow, FactRow, Txn
+from torpor.memory.rows import ConsolidatedRow, EpisodeRow, EvidenceRow, Txn
 from torpor.memory.times import to_us
 from torpor.memory.unit import Unit
 from torpor.memory.view import View
 
 MAX_EPISODES = 10_000
 """Episodes that one plan takes at most; the next call takes the rest."""
+
+
+_MAKING = ("new", "update", "history", "conflict")
+"""Actions that make a fact."""
 
 
 class _DryRun(Exception):  # it is no error: it ends a transaction that must not stay
@@ -70,7 +74,7 @@ def apply(line: Line, given: Plan, reason: str) -> Plan:
         raise WrongState(f"the plan was applied in transaction {given.tx}")
     if not given.episodes:
         return given
-    texts = [_text(c) for c in given.candidates if isinstance(c, Candidate)]
+    texts = [i.text for i in given.items if i.action in _MAKING]
     blobs = dict(zip(texts, line.embed(texts), strict=False))
     with line.write("consolidate", checks.reason(reason)) as (work, view):
         if view.branch.id != given.branch:
@@ -83,16 +87,11 @@ def apply(line: Line, given: Plan, reason: str) -> Plan:
                 hint="make a new plan",
             )
         if blobs:
-            owners = [(i.fact, _fact_text(view, i.fact)) for i in items if i.fact is not None]
-            known = [(f, blobs[t]) for f, t in owners if t in blobs]
+            made = [i for i in items if i.action in _MAKING and i.text in blobs]
+            known = [(str(i.fact), blobs[i.text]) for i in made]
             line.put_vectors([f for f, _ in known], [b for _, b in known])
         tx = work.tx
     return _with(given, items, tx)
-
-
-def _fact_text(view: View, fact_id: str) -> str:
-    row = view.store.newest(FactRow, {"id": fact_id})
-    return "" if row is None else row.text
 
 
 def _with(given: Plan, items: Sequence[PlanItem], tx: int | None) -> Plan:
@@ -271,9 +270,10 @@ def _end(work: Unit, view: View, proposal: Proposal, candidate: Candidate) -> Pl
             work.set_state(
                 claim.id, "fact", state, ended_at=proposal.valid_from, cause=candidate.episode
             )
-            return _item("update", candidate, f"{claim.id} ended", claim.id)
+            return _item("end", candidate, f"{claim.id} ended", claim.id)
     return _item("rejected", candidate, "nothing that it could end holds")
 
 
 def _item(action: str, c: Candidate, detail: str, fact: str | None = None) -> PlanItem:
-    return PlanItem(action, c.subject, c.attribute, c.value, c.quote, c.episode, detail, fact)
+    text = "" if action == "rejected" else _text(c)
+    return PlanItem(action, c.subject, c.attribute, c.value, c.quote, text, c.episode, detail, fact)

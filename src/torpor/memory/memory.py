@@ -18,7 +18,7 @@ from torpor.memory.embed.base import Embedder
 from torpor.memory.jsonl import Exported
 from torpor.memory.line import Line, ensure_agent
 from torpor.memory.model import ChainReport
-from torpor.memory.rows import Branch, EpisodeRow, FactRow, Head, VectorRow
+from torpor.memory.rows import Branch, DocRow, EpisodeRow, FactRow, Head, VectorRow
 from torpor.memory.salvage import salvage
 from torpor.memory.space import Space
 from torpor.memory.sqlite import SqliteStore
@@ -134,9 +134,10 @@ class Memory:
         if self._embedder is None:
             return 0
         done = 0
+        indexed = {d.owner for d in self._store.stream(DocRow)}
         texts = itertools.chain(
-            ((r.id, r.content) for r in self._store.stream(EpisodeRow)),
-            ((r.id, r.text) for r in self._store.stream(FactRow)),
+            ((r.id, r.content) for r in self._store.stream(EpisodeRow) if r.id in indexed),
+            ((r.id, r.text) for r in self._store.stream(FactRow) if r.id in indexed),
         )
         while pending := list(itertools.islice(texts, batch)):
             done += self._embed(pending)

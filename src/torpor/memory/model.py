@@ -336,11 +336,12 @@ class PlanItem:
     """What consolidation would do, or did, with one candidate."""
 
     action: str
-    """`new`, `update`, `confirm`, `history`, `conflict`, `known`, `refuted` or `rejected`."""
+    """`new`, `update`, `confirm`, `history`, `conflict`, `end`, `known`, `refuted` or `rejected`."""
     subject: str
     attribute: str
     value: Json
     quote: str
+    text: str
     episode: str
     detail: str
     fact: str | None

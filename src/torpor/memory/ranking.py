@@ -1,12 +1,14 @@
 """Scores: BM25 and cosine brought to one scale and mixed, then smoothed over neighbours in a session.
 
 Each score is brought to 0…1 within its kind (episodes, facts) by its least and greatest value; the mix is
-half and half; an episode also gets a quarter of the mix of the episode before and of the one after. These
-weights were published for conversation data before this code was written; nothing was fitted here.
+half and half; an episode is raised by the best fact that rests on it, and then gets a quarter of the score
+of the episode before and of the one after. The first two weights and the quarter were published for
+conversation data before this code was written; the fact's weight of 1 is a choice. Nothing was fitted here.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -55,8 +57,7 @@ class Scores:
     cosine: NDArray[np.float32]
     """As measured, -1…1; 0 where there is no vector."""
     mixed: NDArray[np.float32]
-    neighbour: NDArray[np.float32]
-    total: NDArray[np.float32]
+    """The two at their weights."""
     visible: NDArray[np.bool_]
 
 
@@ -94,10 +95,10 @@ def score(
             continue
         bm25[mine] = _scaled(raw[mine], 0.0)
         if vector is not None:
-            dense[mine] = _scaled(cosine[mine], float(cosine[mine].min()))
+            # Not above 0: the only text there is may be the right one.
+            dense[mine] = _scaled(cosine[mine], min(0.0, float(cosine[mine].min())))
     mixed = weights.bm25 * bm25 + weights.dense * dense
-    near = _neighbours(corpus, mixed, visible) * np.float32(weights.neighbour)
-    return Scores(terms, bm25, cosine, mixed, near, mixed + near, visible)
+    return Scores(terms, bm25, cosine, mixed, visible)
 
 
 def _scaled(values: NDArray[np.float32], low: float) -> NDArray[np.float32]:
@@ -108,12 +109,28 @@ def _scaled(values: NDArray[np.float32], low: float) -> NDArray[np.float32]:
     return result
 
 
-def _neighbours(
-    corpus: Corpus, mixed: NDArray[np.float32], visible: NDArray[np.bool_]
+def with_facts(
+    corpus: Corpus, scores: Scores, links: Iterable[tuple[str, str]], weight: float
 ) -> NDArray[np.float32]:
+    """Return the mixed scores, each episode's raised by that of the best fact that rests on it."""
     import numpy as np
 
-    shown = np.where(visible, mixed, np.float32(0))
+    raised = np.zeros_like(scores.mixed)
+    for fact, episode in links:
+        at, source = corpus.position.get(episode), corpus.position.get(fact)
+        if at is not None and source is not None and scores.visible[source]:
+            raised[at] = max(raised[at], weight * scores.mixed[source])
+    result: NDArray[np.float32] = scores.mixed + raised
+    return result
+
+
+def neighbours(
+    corpus: Corpus, mixed: NDArray[np.float32], visible: NDArray[np.bool_], weight: float
+) -> NDArray[np.float32]:
+    """Return what each episode gets from the one before and the one after it in its session."""
+    import numpy as np
+
+    shown = np.where(visible, mixed * np.float32(weight), np.float32(0))
     padded = np.append(shown, np.float32(0))  # position -1 reads this 0
     result: NDArray[np.float32] = padded[corpus.before] + padded[corpus.after]
     return np.where(corpus.kinds == EPISODE, result, np.float32(0))

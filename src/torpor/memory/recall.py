@@ -21,7 +21,7 @@ from torpor.memory.model import (
     SourceKind,
     Status,
 )
-from torpor.memory.ranking import DEFAULT, Scores, Weights, score, top
+from torpor.memory.ranking import DEFAULT, Scores, Weights, neighbours, score, top, with_facts
 from torpor.memory.reading import HELD, moment_of
 from torpor.memory.rows import EpisodeRow, EvidenceRow, RecallItemRow, RecallRow
 from torpor.memory.support import SUPPORTING
@@ -37,6 +37,8 @@ STANDING_SHARE = 3
 """One part in so many of the token budget goes to standing facts."""
 STALE_DAYS = 30
 LOGGED = 40
+_FIRST = 1e-3
+"""A fact comes just before the episode it rests on."""
 
 _STANDING_ORDER = {kind: n for n, kind in enumerate(STANDING_KINDS)}
 
@@ -125,20 +127,53 @@ def rank(line: Line, corpus: Corpus, request: Request) -> Ranked:
         blobs[0] if blobs else None,
         request.weights,
     )
-    candidates = _candidates(corpus, scores, request)
-    standing = _standing(corpus, scores, beliefs, at, candidates)
+    facts = _facts_near(corpus, scores, request)
+    links = _links(line, beliefs, [c.owner for c in facts])
+    held = {row.id for row in beliefs.load(c.owner for c in facts) if beliefs.holds(row.id, at)}
+    candidates = [*facts, *_episodes_near(corpus, scores, request, links, held, facts)]
+    standing = _standing(corpus, scores, beliefs, at, facts)
     _judge(line, beliefs, corpus, scores, request, at, candidates)
     return _select(beliefs, request, at, standing, candidates)
 
 
-def _candidates(corpus: Corpus, scores: Scores, request: Request) -> list[Candidate]:
-    """Take the best of each kind: more than is asked for, as some will be dropped."""
-    count = max(40, 4 * request.k)
+def _wanted(request: Request) -> int:
+    """More than is asked for, as some will be dropped."""
+    return max(40, 4 * request.k)
+
+
+def _facts_near(corpus: Corpus, scores: Scores, request: Request) -> list[Candidate]:
+    best = top(scores.mixed, scores.visible & (corpus.kinds == FACT), _wanted(request))
+    return [_candidate(corpus, scores, place) for place in best]
+
+
+def _episodes_near(
+    corpus: Corpus,
+    scores: Scores,
+    request: Request,
+    links: list[tuple[str, str]],
+    held: set[str],
+    facts: list[Candidate],
+) -> list[Candidate]:
+    """Return the best episodes, and give each fact the score of the best episode behind it."""
+    weights = request.weights
+    living = [(f, e) for f, e in links if f in held]
+    raised = with_facts(corpus, scores, living, weights.facts)
+    near = neighbours(corpus, raised, scores.visible, weights.neighbour)
+    total = raised + near
+    behind: dict[str, list[int]] = {}
+    for fact, episode in links:
+        if episode in corpus.position:
+            behind.setdefault(fact, []).append(corpus.position[episode])
+    for one in facts:
+        one.episodes = tuple(dict.fromkeys(e for f, e in links if f == one.owner))
+        alone = one.score * (1 + weights.facts)
+        one.prior = max((float(total[p]) for p in behind.get(one.owner, ())), default=alone)
+        one.score = one.prior + _FIRST * one.score
     found = []
-    for kind in (EPISODE, FACT):
-        among = scores.visible & (corpus.kinds == kind)
-        best = top(scores.total, among, count)
-        found += [_candidate(corpus, scores, place) for place in best]
+    for place in top(total, scores.visible & (corpus.kinds == EPISODE), _wanted(request)):
+        one = _candidate(corpus, scores, place)
+        one.score, one.neighbour = float(total[place]), float(near[place])
+        found.append(one)
     return found
 
 
@@ -147,10 +182,9 @@ def _candidate(corpus: Corpus, scores: Scores, place: int) -> Candidate:
         owner=corpus.owners[place],
         kind=int(corpus.kinds[place]),
         place=place,
-        score=float(scores.total[place]),
+        score=float(scores.mixed[place]),
         bm25=float(scores.bm25[place]),
         cosine=float(scores.cosine[place]),
-        neighbour=float(scores.neighbour[place]),
     )
 
 
@@ -194,37 +228,32 @@ def _judge(
     at: int,
     candidates: list[Candidate],
 ) -> None:
-    """Say of each candidate why it must not be given out; join facts with the episodes behind them."""
+    """Say of each candidate why it must not be given out."""
     facts = {c.owner: c for c in candidates if c.kind == FACT}
     episodes = {c.owner: c for c in candidates if c.kind == EPISODE}
-    links = _links(line, beliefs, list(facts), list(episodes))
-    beliefs.load([*facts, *(fact for fact, _ in links)])
+    made = _made_of(line, beliefs, list(episodes))
     _judge_facts(beliefs, request, at, facts)
-    _judge_episodes(line, beliefs, request, at, episodes, links)
-    behind: dict[str, list[str]] = {}
-    for fact_id, episode_id in links:
-        behind.setdefault(fact_id, []).append(episode_id)
-    for fact_id, one in facts.items():
-        one.episodes = tuple(behind.get(fact_id, ()))
-        places = [corpus.position[e] for e in one.episodes if e in corpus.position]
-        one.prior = max((float(scores.total[p]) for p in places), default=0.0)
-        one.score = request.weights.facts * one.score + one.prior
+    _judge_episodes(line, beliefs, request, at, episodes, made)
     _relevance(corpus, scores.terms, candidates)
     for one in candidates:
         if not one.dropped and request.threshold and not one.is_relevant:
             one.dropped = "threshold"
 
 
-def _links(
-    line: Line, beliefs: Beliefs, facts: list[str], episodes: list[str]
-) -> list[tuple[str, str]]:
-    store = line.store
-    rows = [
-        *store.select(EvidenceRow, {"fact": facts}),
-        *store.select(EvidenceRow, {"episode": episodes}),
-    ]
-    seen = beliefs.view.seen(rows)
-    return list(dict.fromkeys((r.fact, r.episode) for r in seen if r.relation in SUPPORTING))
+def _links(line: Line, beliefs: Beliefs, facts: list[str]) -> list[tuple[str, str]]:
+    rows = beliefs.view.seen(line.store.select(EvidenceRow, {"fact": facts}))
+    return list(dict.fromkeys((r.fact, r.episode) for r in rows if r.relation in SUPPORTING))
+
+
+def _made_of(line: Line, beliefs: Beliefs, episodes: list[str]) -> dict[str, list[str]]:
+    """Return the facts that were made from each episode."""
+    rows = beliefs.view.seen(line.store.select(EvidenceRow, {"episode": episodes}))
+    known = {r.id for r in beliefs.load(r.fact for r in rows)}
+    made: dict[str, list[str]] = {}
+    for row in rows:
+        if row.relation in SUPPORTING and row.fact in known:
+            made.setdefault(row.episode, []).append(row.fact)
+    return made
 
 
 _DROP = {
@@ -264,14 +293,10 @@ def _judge_episodes(
     request: Request,
     at: int,
     episodes: dict[str, Candidate],
-    links: list[tuple[str, str]],
+    made: dict[str, list[str]],
 ) -> None:
     rows = {r.id: r for r in line.store.select(EpisodeRow, {"id": list(episodes)})}
     states = beliefs.view.states(episodes)
-    made: dict[str, list[str]] = {}
-    for fact_id, episode_id in links:
-        if fact_id in beliefs.rows:
-            made.setdefault(episode_id, []).append(fact_id)
     for episode_id, one in episodes.items():
         row, state = rows.get(episode_id), states.get(episode_id)
         if row is None or state is None:

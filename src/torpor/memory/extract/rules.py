@@ -144,9 +144,26 @@ _PERSONAL_RULES: tuple[_Rule, ...] = (
 )
 
 _PAIR = re.compile(
-    r"^[ \t]*(?:[-*] )?(?P<key>[A-Za-z][\w ./-]{0,60}?)[ \t]*[:=][ \t]+(?P<value>\S[^\n]{0,300})$",
+    r"^[ \t]*(?:[-*] )?(?P<key>[A-Za-z][\w/-]*(?:[ .][\w/-]+){0,3})[ \t]*[:=][ \t]+(?P<value>\S[^\n]{0,300})$",
     re.MULTILINE,
 )
+_NO_ATTRIBUTES = frozenset(
+    {
+        "note",
+        "todo",
+        "warning",
+        "hint",
+        "ps",
+        "re",
+        "fwd",
+        "example",
+        "error",
+        "system",
+        "user",
+        "assistant",
+    }
+)
+"""Words that stand before a colon and name nothing."""
 
 
 class RuleExtractor:
@@ -175,7 +192,7 @@ def _read(episode: Episode) -> list[Candidate]:
         if data is not None:
             return list(_leaves(episode, data))
         return list(_pairs(episode, Scope.MACHINE))
-    return list(_pairs(episode, Scope.WORLD))
+    return []  # what an agent or a document says of itself is not evidence without a reader
 
 
 def _sentences(episode: Episode) -> Iterator[Candidate]:
@@ -210,7 +227,7 @@ def _pairs(episode: Episode, scope: Scope) -> Iterator[Candidate]:
     subject = episode.subjects[0] if episode.subjects else str(episode.source_kind)
     for match in _PAIR.finditer(episode.content):
         value = match["value"].strip()
-        if value.endswith("?") or "://" in match[0][: len(match["key"]) + 4]:
+        if value.endswith("?") or match["key"].casefold() in _NO_ATTRIBUTES:
             continue
         yield Candidate(
             episode.id,
