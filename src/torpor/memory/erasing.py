@@ -77,6 +77,10 @@ class Selector(NamedTuple):
         return given[0][0], checks.name(given[0][1], given[0][0])
 
 
+Unproven = dict[str, list[bytes]]
+"""What to look for, by receipt, for erasures whose bytes could not all be pushed out yet."""
+
+
 @dataclass(slots=True)
 class Doomed:
     """All that an erasure takes, by id, and the bytes to look for afterwards."""
@@ -95,7 +99,13 @@ class Doomed:
 
 
 def erase(
-    line: Line, selector: Selector, *, dry_run: bool, reason: str, exports: Sequence[Path]
+    line: Line,
+    selector: Selector,
+    *,
+    dry_run: bool,
+    reason: str,
+    exports: Sequence[Path],
+    unproven: Unproven,
 ) -> Receipt:
     """Erase, and verify; a dry run only counts.
 
@@ -125,15 +135,27 @@ def erase(
             )
         )  # fmt: skip
         line.store.set_meta(GENERATION, receipt.id)
-    return _verified(line, receipt, needles, exports)
+    unproven[receipt.id] = needles
+    return verify(line, receipt.id, exports, unproven)
 
 
-def _verified(
-    line: Line, receipt: ErasureRow, needles: list[bytes], exports: Sequence[Path]
-) -> Receipt:
-    """Push the bytes out of the files and look for them; what still lives elsewhere is no trace."""
-    left, needles = _push_out(line.store, needles)
+def verify(line: Line, receipt_id: str, exports: Sequence[Path], unproven: Unproven) -> Receipt:
+    """Push the bytes of an erasure out of the files and look for them; what lives elsewhere is no trace.
+
+    Raises:
+        NotFound: there is no such erasure, or it is proven, or it was made by another process: what to
+            look for is kept in memory alone and only until nothing is found.
+    """
+    receipt = line.store.newest(ErasureRow, {"id": receipt_id})
+    if receipt is None or receipt_id not in unproven:
+        raise NotFound(
+            f"there is no erasure {receipt_id} that waits for its proof",
+            hint="the bytes to look for are known only to the process that erased them",
+        )
+    left, needles = _push_out(line.store, unproven[receipt_id])
     in_exports = scan_files(exports, needles)
+    if left.hits == 0:
+        del unproven[receipt_id]
     with line.write("erase_check", "") as (work, _):
         check = work.put(
             CheckRow(
@@ -411,4 +433,8 @@ def _living(store: Store, needles: Iterable[bytes]) -> set[bytes]:
         alive.update(n for n, text in wanted.items() if n not in alive and text in body)
         if len(alive) == len(wanted):
             break
+    rest = texts.keys() - alive
+    if rest:
+        for row in store.stream(VectorRow):
+            alive.update(n for n in rest if n in row.blob)
     return alive

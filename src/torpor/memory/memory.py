@@ -15,6 +15,7 @@ from torpor.base.clock import Clock, SystemClock
 from torpor.memory import chain, checks, jsonl
 from torpor.memory.corpus import GENERATION, Corpus
 from torpor.memory.embed.base import Embedder
+from torpor.memory.erasing import Unproven
 from torpor.memory.jsonl import Exported
 from torpor.memory.line import Line, ensure_agent
 from torpor.memory.model import ChainReport
@@ -37,6 +38,7 @@ class Memory:
         self._clock = clock or SystemClock()
         self._lock = threading.RLock()
         self._corpora: dict[str, Corpus] = {}
+        self._unproven: Unproven = {}
         if store.meta("id_key") is None:
             with store.transaction():
                 if store.meta("id_key") is None:
@@ -98,7 +100,7 @@ class Memory:
         line = Line(self._store, self._clock, self._embedder, name, writer, branch, None, epoch)
         cutoff = line.cutoff(known_at)
         bound = Line(self._store, self._clock, self._embedder, name, writer, branch, cutoff, epoch)
-        return Space(bound, self._corpus)
+        return Space(bound, self._corpus, self._unproven)
 
     def agents(self) -> tuple[str, ...]:
         """Return the agents that have a memory here."""

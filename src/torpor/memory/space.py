@@ -64,9 +64,10 @@ DEFAULT_TOKENS = 1200
 class Space:
     """One agent's memory on its current branch, or on one that it is bound to. Safe for threads."""
 
-    def __init__(self, line: Line, corpus: LendCorpus) -> None:
+    def __init__(self, line: Line, corpus: LendCorpus, unproven: erasing.Unproven) -> None:
         self._line = line
         self._corpus = corpus
+        self._unproven = unproven
 
     @property
     def agent(self) -> str:
@@ -423,7 +424,16 @@ class Space:
             dry_run=dry_run,
             reason=reason,
             exports=[Path(p) for p in exports],
+            unproven=self._unproven,
         )
+
+    def verify_erasure(self, receipt_id: str, *, exports: Sequence[str | Path] = ()) -> Receipt:
+        """Look again for the bytes of an erasure that a reader kept from being verified.
+
+        Raises:
+            NotFound: the erasure is verified already, or another process made it.
+        """
+        return erasing.verify(self._line, receipt_id, [Path(p) for p in exports], self._unproven)
 
     def verify_chain(self, *, expect: str | None = None) -> ChainReport:
         """Compare every row of the file with the hash chain."""
@@ -456,7 +466,7 @@ class Space:
         line = self._line
         machine.fork(line, agent, snapshot_id, reason)
         child = Line(line.store, line.clock, line.embedder, agent, f"agent:{agent}")
-        return Space(child, self._corpus)
+        return Space(child, self._corpus, self._unproven)
 
     def switch(self, branch: str, *, reason: str = "") -> Done:
         """Go to another branch of this agent: the way back from a rewind."""
