@@ -39,6 +39,8 @@ def salvage(path: Path, to: Path) -> Exported:
         raise DataDamaged(f"nothing in {path} can be read: {exc}", path=str(path)) from exc
     finally:
         db.close()
+    if not rows:
+        raise DataDamaged(f"nothing in {path} can be read", path=str(path))
     head = next((r.hash for r in reversed(rows) if isinstance(r, Txn)), GENESIS)
     done = write_lines(to, rows, head, key)
     return Exported(done.path, done.rows, head, lost)

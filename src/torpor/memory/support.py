@@ -20,28 +20,81 @@ FLAG = "support"
 SUPPORTING = ("supports", "corrects")
 
 
+_ROUNDS = 16
+"""A revived fact may displace another, whose dependants then fall; each such step is one round."""
+
+
 def recheck(work: Unit, view: View) -> None:
     """Suspend and revive what depends on the objects that `work` touched, until nothing changes."""
     pending = list(dict.fromkeys(work.touched))
-    looked_at: set[str] = set()
+    for _ in range(_ROUNDS):
+        below = _all_below(view, pending)
+        if not below:
+            return
+        pending = _settle(work, view, below)
+        if not pending:
+            return
+
+
+def _all_below(view: View, objects: list[str]) -> list[str]:
+    """Return every fact that rests on the objects, directly or through others."""
+    found: dict[str, None] = {}
+    pending = objects
     while pending:
-        beliefs = Beliefs(view)
-        facts = _dependants(view, pending)
-        fresh = [f for f in facts if f not in looked_at]
-        looked_at.update(fresh)
-        pending = []
-        for row in beliefs.load(fresh):
-            state = beliefs.states[row.id]
-            stands = row.authority == Authority.HUMAN_EDITED or has_support(view, row.id, work.at)
+        pending = [f for f in _dependants(view, pending) if f not in found]
+        found.update(dict.fromkeys(pending))
+    return list(found)
+
+
+def _settle(work: Unit, view: View, below: list[str]) -> list[str]:
+    """Write the new states of facts; return those that changed."""
+    beliefs = Beliefs(view)
+    rows = beliefs.load(below)
+    stands = _standing(view, beliefs, [r.id for r in rows], work.at)
+    changed = []
+    for row in rows:
+        state = beliefs.states[row.id]
+        if state.status == Status.ACTIVE and row.id not in stands:
+            work.set_state(row.id, "fact", state, status=Status.SUSPENDED, flag=FLAG)
+            changed.append(row.id)
+        elif state.status == Status.SUSPENDED and state.flag == FLAG and row.id in stands:
+            work.set_state(row.id, "fact", state, status=Status.ACTIVE, flag="")
+            changed.append(row.id)
+        elif state.status == Status.ACTIVE:
             last = _last_said(view, row.id, state.confirmed_at)
-            if stands and last is not None and state.status == Status.ACTIVE:
+            if last is not None:
                 work.set_state(row.id, "fact", state, confirmed_at=max(last, row.valid_from))
-            elif state.status == Status.ACTIVE and not stands:
-                work.set_state(row.id, "fact", state, status=Status.SUSPENDED, flag=FLAG)
-                pending.append(row.id)
-            elif state.status == Status.SUSPENDED and state.flag == FLAG and stands:
-                work.set_state(row.id, "fact", state, status=Status.ACTIVE, flag="")
-                pending.append(row.id)
+    return changed
+
+
+def _standing(view: View, beliefs: Beliefs, facts: list[str], at: int) -> set[str]:
+    """Return which of the facts stand, from the ground up: facts that only support each other do not."""
+    evidence = evidence_of(view, facts)
+    stands = {e.fact for e, live in evidence if live}
+    stands |= {f for f in facts if beliefs.rows[f].authority == Authority.HUMAN_EDITED}
+    links = view.seen(view.store.select(DerivationRow, {"child": facts}))
+    beliefs.load(link.parent for link in links)
+    inside = set(facts)
+    above: dict[str, list[str]] = {}
+    for link in links:
+        if link.parent in inside:
+            above.setdefault(link.child, []).append(link.parent)
+        elif link.parent in beliefs.rows and beliefs.holds(link.parent, at):
+            stands.add(link.child)
+    grown = True
+    while grown:
+        carry = {f for f in stands if _can_carry(beliefs, f, at)}
+        new = {c for c, parents in above.items() if c not in stands and carry & set(parents)}
+        stands |= new
+        grown = bool(new)
+    return stands
+
+
+def _can_carry(beliefs: Beliefs, fact_id: str, at: int) -> bool:
+    """Return whether others may rest on a fact that itself stands."""
+    state = beliefs.states[fact_id]
+    waiting = state.status == Status.SUSPENDED and state.flag == FLAG
+    return waiting or beliefs.holds(fact_id, at)
 
 
 def _last_said(view: View, fact_id: str, confirmed_at: int) -> int | None:
@@ -56,15 +109,6 @@ def _last_said(view: View, fact_id: str, confirmed_at: int) -> int | None:
     if confirmed_at not in gone or confirmed_at in live or not live:
         return None
     return max(live)
-
-
-def has_support(view: View, fact_id: str, at: int) -> bool:
-    """Return whether a live episode or a fact that holds stands behind `fact_id`."""
-    if any(live for _, live in evidence_of(view, [fact_id])):
-        return True
-    parents = [d.parent for d in view.seen(view.store.select(DerivationRow, {"child": fact_id}))]
-    beliefs = Beliefs(view)
-    return any(beliefs.holds(row.id, at) for row in beliefs.load(parents))
 
 
 def evidence_of(view: View, fact_ids: Iterable[str]) -> list[tuple[EvidenceRow, bool]]:

@@ -314,3 +314,13 @@ def test_words_taken_back_do_not_confirm(mem: Space) -> None:
     mem.retract(again.id, "someone else said it")
     assert mem.fact(fact.id).confirmed_at == day(1)
     assert current(mem) == {"Oslo"}
+
+
+def test_facts_that_only_support_each_other_do_not_stand(mem: Space) -> None:
+    root = mem.remember("x", "root", 1)
+    one = mem.remember("x", "one", 1, derived_from=[root.id])
+    two = mem.remember("x", "two", 2, derived_from=[one.id])
+    mem.remember("x", "one", 1, derived_from=[two.id])
+    done = mem.retract(root.id, "no")
+    assert set(done.suspended) == {one.id, two.id}
+    assert set(mem.restore(root.id).revived) == {one.id, two.id}

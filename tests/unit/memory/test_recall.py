@@ -240,7 +240,7 @@ def test_meaning_finds_what_words_do_not(dense: Memory) -> None:
     mem.record("The vehicle is in the garage", session="2")
     found = mem.recall("feline?")
     assert texts(found) == ["A kitten sleeps on the sofa"]
-    assert found.items[0].dense > 0.9
+    assert found.items[0].dense > 0.35
 
 
 def test_vectors_of_another_model_are_not_compared(tmp_path: Path) -> None:
