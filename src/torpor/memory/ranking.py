@@ -1,9 +1,9 @@
 """Scores: BM25 and cosine brought to one scale and mixed, then smoothed over neighbours in a session.
 
 Each score is brought to 0…1 within its kind (episodes, facts) by its least and greatest value; the mix is
-half and half; an episode is raised by the best fact that rests on it, and then gets a quarter of the score
-of the episode before and of the one after. The first two weights and the quarter were published for
-conversation data before this code was written; the fact's weight of 1 is a choice. Nothing was fitted here.
+half and half; an episode also gets a quarter of the mix of the episode before and of the one after. These
+weights were published for conversation data before this code was written. Episodes and the facts that rest
+on them are two views of one thing: both are brought to 0…1 and added as equals. Nothing was fitted here.
 """
 
 from __future__ import annotations
@@ -110,18 +110,23 @@ def _scaled(values: NDArray[np.float32], low: float) -> NDArray[np.float32]:
 
 
 def with_facts(
-    corpus: Corpus, scores: Scores, links: Iterable[tuple[str, str]], weight: float
+    corpus: Corpus,
+    scores: Scores,
+    episodes: NDArray[np.float32],
+    links: Iterable[tuple[str, str]],
+    weight: float,
 ) -> NDArray[np.float32]:
-    """Return the mixed scores, each episode's raised by that of the best fact that rests on it."""
+    """Return the episodes' scores, brought to 0…1, plus that of the best fact that rests on each."""
     import numpy as np
 
-    raised = np.zeros_like(scores.mixed)
+    highest = float(episodes.max()) if len(episodes) else 0.0
+    result: NDArray[np.float32] = episodes / np.float32(highest or 1.0)
+    raised = np.zeros_like(result)
     for fact, episode in links:
         at, source = corpus.position.get(episode), corpus.position.get(fact)
         if at is not None and source is not None and scores.visible[source]:
             raised[at] = max(raised[at], weight * scores.mixed[source])
-    result: NDArray[np.float32] = scores.mixed + raised
-    return result
+    return result + raised
 
 
 def neighbours(

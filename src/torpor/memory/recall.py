@@ -155,11 +155,13 @@ def _episodes_near(
     facts: list[Candidate],
 ) -> list[Candidate]:
     """Return the best episodes, and give each fact the score of the best episode behind it."""
+    import numpy as np
+
     weights = request.weights
     living = [(f, e) for f, e in links if f in held]
-    raised = with_facts(corpus, scores, living, weights.facts)
-    near = neighbours(corpus, raised, scores.visible, weights.neighbour)
-    total = raised + near
+    near = neighbours(corpus, scores.mixed, scores.visible, weights.neighbour)
+    said = np.where(corpus.kinds == EPISODE, scores.mixed + near, np.float32(0))
+    total = with_facts(corpus, scores, said, living, weights.facts)
     behind: dict[str, list[int]] = {}
     for fact, episode in links:
         if episode in corpus.position:

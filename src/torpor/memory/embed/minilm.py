@@ -76,7 +76,7 @@ class MiniLM:
     def _load(self) -> tuple[Any, Any]:
         if self._loaded is None:
             try:
-                import onnxruntime  # type: ignore[import-untyped]  # it has no types
+                import onnxruntime
                 import tokenizers
             except ImportError as exc:
                 raise HostNotReady(f"the embedder needs {exc.name}", hint=_HINT) from exc
