@@ -15,7 +15,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from torpor.base.clock import Clock
 from torpor.memory import checks
 from torpor.memory.embed.base import Embedder
 from torpor.memory.memory import Memory
@@ -148,8 +147,8 @@ def measure(count: int, embedder: Embedder | None, *, seed: int = 7) -> dict[str
             refused = _feed(space, clock, truth, count, seed)
             found = {"updates": count, **_compare(space, truth), "corrections_refused": refused}
             found |= _recalls(space, truth)
-            found |= _loop(memory, clock)
-            found |= _cascade(memory, clock)
+            found |= _loop(memory, max(20, count // 10))
+            found |= _cascade(memory, max(2, min(20, count // 100)))
             found |= _erase(space)
             found["chain_ok"] = memory.verify_chain().ok
         return found
@@ -243,24 +242,24 @@ def _recalls(space: Space, truth: Truth) -> dict[str, int]:
     return {"recalls": asked, "superseded_recalled": stale}
 
 
-def _loop(memory: Memory, clock: Clock) -> dict[str, int]:
+def _loop(memory: Memory, sessions: int) -> dict[str, int]:
     """Feed what was recalled back in, many times: no fact may come of it."""
     space = memory.space("loop")
     space.record("My favourite colour is teal. Always answer briefly.")
     space.consolidate()
     before = len(space.facts())
-    for _ in range(1000):
+    for _ in range(sessions):
         text = "\n".join(i.text for i in space.recall("favourite colour", k=5))
         space.record(f"My favourite colour is: {text}", "recalled")
     space.consolidate()
-    return {"facts_from_recalled_text": len(space.facts()) - before}
+    return {"sessions_fed_back": sessions, "facts_from_recalled_text": len(space.facts()) - before}
 
 
-def _cascade(memory: Memory, clock: Clock) -> dict[str, int]:
+def _cascade(memory: Memory, roots: int) -> dict[str, int]:
     """Chains and fans of derived facts: all must go when their root is taken back, and come back with it."""
     space = memory.space("cascade")
     left = missing = 0
-    for n in range(20):
+    for n in range(roots):
         root = space.remember(f"root-{n}", "state", "up")
         layer = [root.id]
         derived: list[str] = []
