@@ -38,6 +38,7 @@ class Beliefs:
         self.states: dict[str, StateRow] = {}
         self._by_key: dict[str, list[Claim]] = {}
         self._ids_by_key: defaultdict[str, list[str]] = defaultdict(list)
+        self._status: dict[tuple[str, int], Status] = {}
         self._accepted: dict[str, frozenset[str]] = {}
 
     def load(self, fact_ids: Iterable[str]) -> list[FactRow]:
@@ -85,6 +86,12 @@ class Beliefs:
 
     def status(self, fact_id: str, at: int) -> Status:
         """Return what a loaded fact is at a moment."""
+        found = self._status.get((fact_id, at))
+        if found is None:
+            found = self._status[fact_id, at] = self._find_status(fact_id, at)
+        return found
+
+    def _find_status(self, fact_id: str, at: int) -> Status:
         row, state = self.rows[fact_id], self.states[fact_id]
         if state.status != Status.ACTIVE:
             return Status(state.status)

@@ -7,6 +7,8 @@ is merged, which `scrub` does (SQLite before 3.42 has no secure delete in FTS5).
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import os
 import sqlite3
 import threading
@@ -250,16 +252,18 @@ class SqliteStore:
         """Write log rows without waiting for the disk; within a transaction they are part of it."""
         with self._lock, _typed(self.path):
             if self._depth:
-                for row in rows:
-                    self._db.execute(_insert_sql(type(row)), row)
+                self._insert_many(rows)
                 return
             self._db.execute("PRAGMA synchronous = NORMAL")
             try:
                 with self.transaction():
-                    for row in rows:
-                        self._db.execute(_insert_sql(type(row)), row)
+                    self._insert_many(rows)
             finally:
                 self._db.execute("PRAGMA synchronous = FULL")
+
+    def _insert_many(self, rows: Sequence[tuple[Any, ...]]) -> None:
+        for table, group in itertools.groupby(rows, type):
+            self._db.executemany(_insert_sql(table), group)
 
     def meta(self, key: str) -> str | None:
         """Return a setting."""
@@ -360,6 +364,7 @@ def _refuse_foreign(path: Path) -> None:
             )
 
 
+@functools.cache
 def _insert_sql(table: type[tuple[Any, ...]]) -> str:
     names = columns(table)
     return f"INSERT INTO {TABLES[table]}({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"  # noqa: S608  # names come from rows.py

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 
 _WORD = re.compile(r"[^\W_]+", re.UNICODE)
 
@@ -34,6 +35,7 @@ def terms_of(query: str) -> list[str]:
     return (content or words)[:MAX_TERMS]
 
 
+@lru_cache(maxsize=65_536)
 def stem(word: str) -> str:
     """Return a rough stem, for comparing a query's words with a text's; the index has a better one."""
     if len(word) > 4:
