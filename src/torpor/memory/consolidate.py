@@ -19,7 +19,7 @@ from torpor.memory.extract.base import Candidate, Extractor
 from torpor.memory.line import Line
 from torpor.memory.model import Cardinality, Episode, FactKind, Plan, PlanItem, Scope, Status
 from torpor.memory.recording import PRECISIONS
-from torpor.memory.rows import ConsolidatedRow, EpisodeRow, EvidenceRow, Txn
+from torpor.memory.rows import ConsolidatedRow, EpisodeRow, EvidenceRow
 from torpor.memory.times import to_us
 from torpor.memory.unit import Unit
 from torpor.memory.view import View
@@ -108,33 +108,19 @@ def _with(given: Plan, items: Sequence[PlanItem], tx: int | None) -> Plan:
 
 def unread(view: View, extractor: str) -> list[Episode]:
     """Return the episodes that `extractor` may read and has not read, oldest first."""
-    rows = view.store.select(EpisodeRow, {"family": view.branch.family})
-    read = {
-        r.episode for r in view.seen(view.store.select(ConsolidatedRow, {"extractor": extractor}))
-    }
-    fresh = [r for r in rows if r.id not in read and r.source_kind in AUTHORITY_OF_SOURCE]
-    states = view.states(r.id for r in fresh)
-    own = _made_by_remember(view, [r.id for r in fresh])
+    docs = view.store.documents(view.scopes, 0)  # small rows; recalled text is not among them
+    mine = view.seen(view.store.select(ConsolidatedRow, {"extractor": extractor}))
+    read = {r.episode for r in mine}
+    fresh = [d.owner for d in docs if d.kind == "episode" and d.owner not in read]
+    states = view.states(fresh)
+    active = [i for i in dict.fromkeys(fresh) if i in states and states[i].status == Status.ACTIVE]
     usable = [
-        to_episode(r, states[r.id])
-        for r in fresh
-        if r.id in states and states[r.id].status == Status.ACTIVE and r.id not in own
+        to_episode(row, states[row.id])
+        for row in view.store.select(EpisodeRow, {"id": active})
+        if row.source_kind in AUTHORITY_OF_SOURCE
     ]
     usable.sort(key=lambda e: (e.occurred_at, e.tx, e.seq))
     return usable[:MAX_EPISODES]
-
-
-def _made_by_remember(view: View, episodes: Sequence[str]) -> set[str]:
-    """Episodes that only note a claim made directly: reading them again would make it twice."""
-    rows = view.store.select(EvidenceRow, {"episode": list(episodes)})
-    episode_tx = {r.id: r.tx for r in view.store.select(EpisodeRow, {"id": list(episodes)})}
-    together = {r.episode for r in rows if episode_tx.get(r.episode) == r.tx}
-    return {e for e in together if _kind(view, episode_tx[e]) == "remember"}
-
-
-def _kind(view: View, tx: int) -> str:
-    txn = view.store.newest(Txn, {"tx": tx})
-    return "" if txn is None else txn.kind
 
 
 def _carry_out(work: Unit, view: View, given: Plan) -> tuple[PlanItem, ...]:

@@ -36,6 +36,9 @@ from torpor.memory.store import Range
 from torpor.memory.times import to_time, to_time_or_none, to_us
 from torpor.memory.view import View
 
+_LAST = "\U0010ffff"
+"""Sorts after all text that begins the same."""
+
 HELD = (Status.ACTIVE, Status.DISPUTED)
 
 
@@ -74,14 +77,8 @@ def moment_of(line: Line, view: View, valid_at: datetime | None) -> int:
 def _rows(beliefs: Beliefs, subject: str | None, attribute: str | None) -> list[FactRow]:
     store = beliefs.view.store
     family = beliefs.view.branch.family
-    if subject is None:
-        rows = store.select(FactRow, {})
-    else:
-        rows = store.select(FactRow, {"subject": subject})
-        folded = checks.fold(subject)
-        if not rows or subject != folded:
-            prefix = f"{family}\x1f{folded}\x1f"
-            rows = [r for r in store.select(FactRow, {}) if r.key.startswith(prefix)]
+    low = family if subject is None else f"{family}\x1f{checks.fold(subject)}\x1f"
+    rows = store.select(FactRow, {"key": Range(low, low + _LAST)})
     if attribute is not None:
         want = checks.fold(attribute)
         rows = [r for r in rows if checks.fold(r.attribute) == want]
@@ -149,7 +146,8 @@ def history(
         )
         for link in view.seen(view.store.select(SupersessionRow, {"old": list(by_id)}))
     ]
-    return sorted(changes, key=lambda c: (c.tx, c.fact))
+    place = {row.id: n for n, row in enumerate(rows)}
+    return sorted(changes, key=lambda c: (c.tx, place[c.fact]))
 
 
 def _versions(beliefs: Beliefs, fact_id: str) -> list[FactRow]:

@@ -60,6 +60,7 @@ _SPECIAL = {
 
 _INDEXES = (
     "CREATE INDEX episode_branch ON episode(branch, session)",
+    "CREATE INDEX episode_family ON episode(family)",
     "CREATE INDEX episode_tx ON episode(tx)",
     "CREATE INDEX fact_key ON fact(key)",
     "CREATE INDEX fact_subject ON fact(subject)",

@@ -18,10 +18,10 @@ R = TypeVar("R", bound=tuple[Any, ...])
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """A condition on a column: `low <= column <= high`; None leaves an end open."""
+    """A condition on a column: `low <= column <= high`; None leaves an end open. Text by code points."""
 
-    low: int | None = None
-    high: int | None = None
+    low: int | str | None = None
+    high: int | str | None = None
 
 
 class Scope(NamedTuple):
