@@ -106,6 +106,16 @@ def test_json_of_a_tool_becomes_facts_about_the_machine(mem: Space) -> None:
     assert all(c.quote in episode.content for c in made)
 
 
+def test_what_is_said_of_a_thing_does_not_replace_what_else_was_said_of_it(mem: Space) -> None:
+    for n, text in enumerate(
+        ("My dog is old.", "My dog is ill.", "I live in Rome.", "I live in a small flat.")
+    ):
+        mem.record(text, occurred_at=day(n - 9))
+    mem.consolidate()
+    assert {f.value for f in mem.facts()} == {"old", "ill", "Rome"}
+    assert {f.status for f in mem.facts(include=["superseded"])} == {Status.ACTIVE}
+
+
 def test_dates_are_resolved_against_the_time_of_the_words(mem: Space) -> None:
     said = day(100)
     for text, want, precision in (

@@ -43,9 +43,26 @@ def _trim(text: str) -> str:
     return re.sub(r"\s+", " ", text).strip(" \t\n\"'`,;:.")
 
 
+_SINGLE = """
+address age birthday browser city country database editor email employer gender home hometown host ide
+job language location name nationality nickname number occupation os password phone port pronouns repo
+repository role salary shell surname terminal timezone title username version workplace zone
+"""
+_ONE_AT_A_TIME = frozenset(_SINGLE.split())
+"""Last words of attributes that have one value; "my dog is ill" does not replace "my dog is old"."""
+
+
 def _mine(m: re.Match[str], me: str) -> Iterator[Candidate]:
-    kind = FactKind.PREFERENCE if "favo" in m["attribute"].casefold() else FactKind.FACT
-    yield _one(me, m["attribute"], m["value"], kind=kind)
+    attribute = m["attribute"].casefold()
+    favourite = attribute.startswith(("favourite", "favorite"))
+    one = favourite or attribute.split()[-1] in _ONE_AT_A_TIME
+    yield _one(
+        me,
+        m["attribute"],
+        m["value"],
+        kind=FactKind.PREFERENCE if favourite else FactKind.FACT,
+        cardinality=Cardinality.ONE if one else Cardinality.MANY,
+    )
 
 
 def _called(m: re.Match[str], me: str) -> Iterator[Candidate]:
@@ -53,11 +70,13 @@ def _called(m: re.Match[str], me: str) -> Iterator[Candidate]:
 
 
 def _lives(m: re.Match[str], me: str) -> Iterator[Candidate]:
-    yield _one(me, "home", m["value"])
+    if m["value"][0].isupper():  # a place has a name; "a small flat" and "fear" have not
+        yield _one(me, "home", m["value"])
 
 
 def _works(m: re.Match[str], me: str) -> Iterator[Candidate]:
-    yield _one(me, "employer", m["value"])
+    if m["value"][0].isupper():
+        yield _one(me, "employer", m["value"])
 
 
 def _prefers(m: re.Match[str], me: str) -> Iterator[Candidate]:
