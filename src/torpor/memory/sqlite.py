@@ -7,14 +7,13 @@ is merged, which `scrub` does (SQLite before 3.42 has no secure delete in FTS5).
 from __future__ import annotations
 
 import contextlib
-import functools
-import itertools
 import os
 import sqlite3
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
+
+from typing_extensions import override
 
 from torpor.errors import (
     Busy,
@@ -24,25 +23,22 @@ from torpor.errors import (
     InsufficientResources,
     TorporError,
 )
-from torpor.memory.rows import TABLES, DocRow, VectorRow, columns
+from torpor.memory import sql
+from torpor.memory.rows import VectorRow
 from torpor.memory.sqlite_schema import APPLICATION_ID, MIGRATIONS
-from torpor.memory.store import Range, Scan, Scope, Where
+from torpor.memory.sqlstore import SqlStore
+from torpor.memory.store import Scan, Scope
 
-R = TypeVar("R", bound=tuple[Any, ...])
-
-_BATCH = 500
-"""Values in one IN list; SQLite's limit was 999 before 3.32."""
 _CHECK_BELOW = 64 << 20
 """Files up to this size get a structural check when opened; it costs about 1 ms a MiB."""
 
 
-class SqliteStore:
+class SqliteStore(SqlStore):
     """One SQLite file. Several processes may open it; SQLite lets one write at a time."""
 
     def __init__(self, path: Path, *, busy_timeout_s: float = 5.0) -> None:
+        super().__init__()
         self.path = path
-        self._lock = threading.RLock()
-        self._depth = 0
         _refuse_foreign(path)
         with _typed(path):
             self._db = sqlite3.connect(
@@ -100,100 +96,30 @@ class SqliteStore:
             )
         return version
 
-    @contextlib.contextmanager
-    def transaction(self) -> Iterator[None]:
-        """Open a write transaction, or a part of the one that this thread is in."""
-        with self._lock, _typed(self.path):
-            if self._depth:
-                yield
-                return
-            self._db.execute("BEGIN IMMEDIATE")
-            self._depth = 1
-            try:
-                yield
-                self._db.execute("COMMIT")
-            except BaseException:
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
-                raise
-            finally:
-                self._depth = 0
+    @override
+    def _run(self, query: str, values: Sequence[object] = ()) -> sqlite3.Cursor:
+        return self._db.execute(query, values)
 
-    def insert(self, row: tuple[Any, ...]) -> None:
-        """Add a row inside a transaction."""
-        with self._lock, _typed(self.path):
-            self._db.execute(_insert_sql(type(row)), row)
+    @override
+    def _run_many(self, query: str, rows: Iterable[tuple[Any, ...]]) -> None:
+        self._db.executemany(query, rows)
 
-    def select(self, table: type[R], where: Where, *, limit: int | None = None) -> list[R]:
-        """Return the rows that match, in the order they were written."""
-        make = table._make  # type: ignore[attr-defined]  # every table is a NamedTuple
-        found: list[R] = []
-        with self._lock, _typed(self.path):
-            for clause, values in _conditions(where):
-                sql = f"SELECT {', '.join(columns(table))} FROM {TABLES[table]}{clause} ORDER BY rowid"  # noqa: S608  # names come from rows.py
-                if limit is not None:
-                    sql += f" LIMIT {int(limit)}"
-                found.extend(map(make, self._db.execute(sql, values)))
-        return found if limit is None else found[:limit]
+    @override
+    def _typed(self) -> contextlib.AbstractContextManager[None]:
+        return _typed(self.path)
 
-    def newest(self, table: type[R], where: Where) -> R | None:
-        """Return the row written last of those that match."""
-        make = table._make  # type: ignore[attr-defined]  # every table is a NamedTuple
-        with self._lock, _typed(self.path):
-            for clause, values in _conditions(where):
-                sql = f"SELECT {', '.join(columns(table))} FROM {TABLES[table]}{clause} ORDER BY rowid DESC LIMIT 1"  # noqa: S608  # names come from rows.py
-                row = self._db.execute(sql, values).fetchone()
-                if row is not None:
-                    result: R = make(row)
-                    return result
-        return None
+    @override
+    def _begin(self) -> None:
+        self._db.execute("BEGIN IMMEDIATE")
 
-    def stream(self, table: type[R]) -> Iterator[R]:
-        """Yield all rows in the order they were written, a batch at a time."""
-        make = table._make  # type: ignore[attr-defined]  # every table is a NamedTuple
-        last = -1
-        sql = f"SELECT rowid, {', '.join(columns(table))} FROM {TABLES[table]} WHERE rowid > ? ORDER BY rowid LIMIT 1000"  # noqa: S608  # names come from rows.py
-        while True:
-            with self._lock, _typed(self.path):
-                rows = self._db.execute(sql, (last,)).fetchall()
-            if not rows:
-                return
-            last = rows[-1][0]
-            for row in rows:
-                yield make(row[1:])
-
-    def count(self, table: type[tuple[Any, ...]], where: Where) -> int:
-        """Return how many rows match."""
-        total = 0
-        with self._lock, _typed(self.path):
-            for clause, values in _conditions(where):
-                sql = f"SELECT count(*) FROM {TABLES[table]}{clause}"  # noqa: S608  # names come from rows.py
-                total += self._db.execute(sql, values).fetchone()[0]
-        return total
-
-    def delete(self, table: type[tuple[Any, ...]], column: str, values: Sequence[str]) -> int:
-        """Delete rows inside a transaction."""
-        gone = 0
-        if column not in columns(table):
-            raise TorporError(f"table {TABLES[table]} has no column {column}")
-        with self._lock, _typed(self.path):
-            for clause, part in _conditions({column: list(values)}):
-                gone += self._db.execute(f"DELETE FROM {TABLES[table]}{clause}", part).rowcount  # noqa: S608  # names come from rows.py
-        return gone
-
-    def blank_reason(self, tx: int) -> None:
-        """Remove a transaction's reason and salt."""
-        with self._lock, _typed(self.path):
-            self._db.execute("UPDATE txn SET reason = NULL, salt = NULL WHERE tx = ?", (tx,))
-
-    def last_tx(self) -> int:
-        """Return the number of the last transaction."""
-        with self._lock, _typed(self.path):
-            return int(self._db.execute("SELECT coalesce(max(tx), 0) FROM txn").fetchone()[0])
+    @override
+    def _roll_back(self) -> None:
+        if self._db.in_transaction:
+            self._db.execute("ROLLBACK")
 
     def index(self, owner: str, kind: str, branch: str, session: str, tx: int, text: str) -> None:
         """Make `text` findable on `branch` from `tx` on."""
-        with self._lock, _typed(self.path):
+        with self._lock, self._typed():
             cursor = self._db.execute(
                 "INSERT INTO doc(owner, kind, branch, session, tx) VALUES (?,?,?,?,?)",
                 (owner, kind, branch, session, tx),
@@ -202,7 +128,7 @@ class SqliteStore:
 
     def unindex(self, owner: str, text: str) -> int:
         """Take `owner` out of the index."""
-        with self._lock, _typed(self.path):
+        with self._lock, self._typed():
             docs = self._db.execute("SELECT doc FROM doc WHERE owner = ?", (owner,)).fetchall()
             for (doc,) in docs:
                 self._db.execute(
@@ -210,13 +136,6 @@ class SqliteStore:
                 )
             self._db.execute("DELETE FROM doc WHERE owner = ?", (owner,))
         return len(docs)
-
-    def documents(self, scopes: Sequence[Scope], after: int) -> list[DocRow]:
-        """Return documents above number `after` in `scopes`."""
-        clause, values = _scoped(scopes)
-        sql = f"SELECT {', '.join(columns(DocRow))} FROM doc WHERE doc > ? AND ({clause}) ORDER BY doc"  # noqa: S608  # only placeholders
-        with self._lock, _typed(self.path):
-            return [DocRow._make(row) for row in self._db.execute(sql, (after, *values))]
 
     def bm25(
         self, terms: Sequence[str], scopes: Sequence[Scope], limit: int
@@ -226,31 +145,22 @@ class SqliteStore:
         match = " OR ".join(f'"{word}"' for word in words if word)
         if not match:
             return []
-        clause, values = _scoped(scopes)
-        sql = (
+        clause, values = sql.scoped(scopes)
+        query = (
             "SELECT d.doc, -bm25(fts) AS s FROM fts JOIN doc AS d ON d.doc = fts.rowid "  # noqa: S608  # only placeholders
             f"WHERE fts MATCH ? AND ({clause}) ORDER BY s DESC, d.doc LIMIT ?"
         )
-        with self._lock, _typed(self.path):
-            return [(doc, s) for doc, s in self._db.execute(sql, (match, *values, limit))]
+        with self._lock, self._typed():
+            return [(doc, s) for doc, s in self._db.execute(query, (match, *values, limit))]
 
     def put_vector(self, row: VectorRow) -> None:
         """Keep an embedding."""
-        with self._lock, _typed(self.path):
-            self._db.execute(_insert_sql(VectorRow).replace("INSERT", "INSERT OR REPLACE", 1), row)
-
-    def vectors(self, model: str, owners: Sequence[str]) -> dict[str, bytes]:
-        """Return the vectors of `owners` made by `model`."""
-        found: dict[str, bytes] = {}
-        with self._lock, _typed(self.path):
-            for clause, values in _conditions({"owner": list(owners)}):
-                sql = f"SELECT owner, blob FROM embedding{clause} AND model = ?"  # noqa: S608  # only placeholders
-                found.update(self._db.execute(sql, (*values, model)))
-        return found
+        with self._lock, self._typed():
+            self._db.execute(sql.insert(VectorRow).replace("INSERT", "INSERT OR REPLACE", 1), row)
 
     def log(self, rows: Sequence[tuple[Any, ...]]) -> None:
         """Write log rows without waiting for the disk; within a transaction they are part of it."""
-        with self._lock, _typed(self.path):
+        with self._lock, self._typed():
             if self._depth:
                 self._insert_many(rows)
                 return
@@ -261,19 +171,9 @@ class SqliteStore:
             finally:
                 self._db.execute("PRAGMA synchronous = FULL")
 
-    def _insert_many(self, rows: Sequence[tuple[Any, ...]]) -> None:
-        for table, group in itertools.groupby(rows, type):
-            self._db.executemany(_insert_sql(table), group)
-
-    def meta(self, key: str) -> str | None:
-        """Return a setting."""
-        with self._lock, _typed(self.path):
-            row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
-        return None if row is None else str(row[0])
-
     def set_meta(self, key: str, value: str) -> None:
         """Keep a setting inside a transaction."""
-        with self._lock, _typed(self.path):
+        with self._lock, self._typed():
             self._db.execute("INSERT OR REPLACE INTO meta(key, value) VALUES (?, ?)", (key, value))
 
     def scrub(self) -> None:
@@ -282,7 +182,7 @@ class SqliteStore:
         Raises:
             Busy: a reader elsewhere still holds an old page; what was deleted is still in the log.
         """
-        with self._lock, _typed(self.path):
+        with self._lock, self._typed():
             self._checkpoint()
             self._db.execute("INSERT INTO fts(fts) VALUES ('optimize')")
             self._checkpoint()
@@ -297,7 +197,7 @@ class SqliteStore:
 
     def rebuild(self) -> None:
         """Write the whole database anew."""
-        with self._lock, _typed(self.path):
+        with self._lock, self._typed():
             self._db.execute("VACUUM")
             self._checkpoint()
 
@@ -362,47 +262,6 @@ def _refuse_foreign(path: Path) -> None:
             raise DataDamaged(
                 f"{path} does not begin like a database", hint=_SALVAGE, path=str(path)
             )
-
-
-@functools.cache
-def _insert_sql(table: type[tuple[Any, ...]]) -> str:
-    names = columns(table)
-    return f"INSERT INTO {TABLES[table]}({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"  # noqa: S608  # names come from rows.py
-
-
-def _conditions(where: Where) -> Iterator[tuple[str, tuple[object, ...]]]:
-    """Yield WHERE clauses; a long list of values becomes several, one after the other."""
-    fixed: list[str] = []
-    values: list[object] = []
-    many: tuple[str, list[object]] | None = None
-    for column, want in where.items():
-        if isinstance(want, Range):
-            for sign, end in ((">=", want.low), ("<=", want.high)):
-                if end is not None:
-                    fixed.append(f"{column} {sign} ?")
-                    values.append(end)
-        elif isinstance(want, (list, tuple, set, frozenset)):
-            if many is not None:
-                raise TorporError("a query may have one list of values")
-            many = (column, list(want))
-        elif want is None:
-            fixed.append(f"{column} IS NULL")
-        else:
-            fixed.append(f"{column} = ?")
-            values.append(want)
-    if many is None:
-        yield (" WHERE " + " AND ".join(fixed) if fixed else ""), tuple(values)
-        return
-    column, wanted = many
-    for start in range(0, len(wanted), _BATCH):
-        part = wanted[start : start + _BATCH]
-        clause = " AND ".join([*fixed, f"{column} IN ({','.join('?' * len(part))})"])
-        yield f" WHERE {clause}", (*values, *part)
-
-
-def _scoped(scopes: Sequence[Scope]) -> tuple[str, tuple[object, ...]]:
-    clause = " OR ".join(["(branch = ? AND tx <= ?)"] * len(scopes)) or "0"
-    return clause, tuple(value for scope in scopes for value in scope)
 
 
 @contextlib.contextmanager
