@@ -58,7 +58,7 @@ _SPECIAL = {
     ("watermark", "snapshot"): "TEXT NOT NULL",
 }
 
-_INDEXES = (
+INDEXES = (
     "CREATE INDEX episode_branch ON episode(branch, session)",
     "CREATE INDEX episode_family ON episode(family)",
     "CREATE INDEX episode_tx ON episode(tx)",
@@ -91,22 +91,23 @@ _INDEXES = (
 )
 
 
+def column_type(table: type[tuple[Any, ...]], column: str) -> str:
+    """Return the SQLite type and constraints of a column."""
+    if column == "id":
+        return "TEXT NOT NULL UNIQUE"
+    return _SPECIAL.get((TABLES[table], column)) or _TYPES.get(column, "TEXT NOT NULL")
+
+
 def create_table(table: type[tuple[Any, ...]]) -> str:
     """Return the CREATE TABLE of a row class."""
-    name = TABLES[table]
-    parts = []
-    for column in columns(table):
-        kind = _SPECIAL.get((name, column)) or _TYPES.get(column, "TEXT NOT NULL")
-        if column == "id":
-            kind = "TEXT NOT NULL UNIQUE"
-        parts.append(f"{column} {kind}")
-    return f"CREATE TABLE {name} ({', '.join(parts)})"
+    parts = [f"{column} {column_type(table, column)}" for column in columns(table)]
+    return f"CREATE TABLE {TABLES[table]} ({', '.join(parts)})"
 
 
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (
         *(create_table(table) for table in TABLES),
-        *_INDEXES,
+        *INDEXES,
         "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
         # No content in the index: the text is in episode and fact alone, so there is one place to erase.
         "CREATE VIRTUAL TABLE fts USING fts5(text, content='', tokenize='porter unicode61')",

@@ -13,9 +13,13 @@ from torpor.memory.sqlite import SqliteStore
 from torpor.memory.store import Range, Scope, Store
 
 
-@pytest.fixture(params=["sqlite"])
+@pytest.fixture(params=["sqlite", "postgres"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    opened = {"sqlite": lambda: SqliteStore(tmp_path / "s.db")}[request.param]()
+    opened: Store
+    if request.param == "sqlite":
+        opened = SqliteStore(tmp_path / "s.db")
+    else:
+        opened = request.getfixturevalue("postgres")()
     yield opened
     opened.close()
 
