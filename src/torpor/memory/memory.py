@@ -52,7 +52,7 @@ class Memory:
         clock: Clock | None = None,
         busy_timeout_s: float = 5.0,
     ) -> Memory:
-        """Open the memory in `path`, or make it.
+        """Open the memory in the file `path`, or at a `postgresql://` address; make it if it is not there.
 
         Raises:
             DataDamaged: the file is damaged; it was not changed.
@@ -60,7 +60,7 @@ class Memory:
             HostNotReady: it is newer than this Torpor, or cannot be written.
             Busy: another writer held it for longer than `busy_timeout_s`.
         """
-        store = SqliteStore(Path(path), busy_timeout_s=busy_timeout_s)
+        store = _store_at(path, busy_timeout_s)
         try:
             return Memory(store, embedder=embedder, clock=clock)
         except BaseException:
@@ -176,3 +176,11 @@ class Memory:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _store_at(path: str | Path, busy_timeout_s: float) -> Store:
+    if isinstance(path, str) and path.startswith(("postgresql://", "postgres://")):
+        from torpor.memory.postgres import PostgresStore
+
+        return PostgresStore(path, busy_timeout_s=busy_timeout_s)
+    return SqliteStore(Path(path), busy_timeout_s=busy_timeout_s)

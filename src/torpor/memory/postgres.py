@@ -150,7 +150,7 @@ class PostgresStore(SqlStore):
             self._run(
                 "DELETE FROM posting WHERE doc IN (SELECT doc FROM doc WHERE owner = ?)", (owner,)
             )
-            return self._run("DELETE FROM doc WHERE owner = ?", (owner,)).rowcount
+            return int(self._run("DELETE FROM doc WHERE owner = ?", (owner,)).rowcount)
 
     def bm25(
         self, terms: Sequence[str], scopes: Sequence[Scope], limit: int
