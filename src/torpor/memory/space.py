@@ -13,14 +13,18 @@ from torpor.memory import (
     checks,
     consolidate,
     editing,
+    effects,
     erasing,
     machine,
+    merging,
     reading,
     recording,
     why,
 )
 from torpor.memory import recall as recalling
+from torpor.memory.candidates import Request
 from torpor.memory.corpus import Corpus
+from torpor.memory.doomed import Selector
 from torpor.memory.extract.base import Extractor
 from torpor.memory.extract.rules import RuleExtractor
 from torpor.memory.line import Line
@@ -229,8 +233,8 @@ class Space:
         scopes: Collection[str] | None,
         include: Collection[Status | str],
         exclude: Collection[str],
-    ) -> recalling.Request:
-        return recalling.Request(
+    ) -> Request:
+        return Request(
             query=checks.content(query, "query", checks.MAX_QUERY_CHARS),
             k=checks.positive(k, "k", 1000),
             token_budget=checks.positive(token_budget, "token_budget", 1_000_000),
@@ -420,7 +424,7 @@ class Space:
         """
         return erasing.erase(
             self._line,
-            erasing.Selector(fact, episode, session, subject),
+            Selector(fact, episode, session, subject),
             dry_run=dry_run,
             reason=reason,
             exports=[Path(p) for p in exports],
@@ -474,25 +478,25 @@ class Space:
 
     def plan_merge(self, branch: str) -> MergePlan:
         """Return the world facts that another branch of the family has and this one lacks."""
-        return machine.plan_merge(self._line, branch)
+        return merging.plan_merge(self._line, branch)
 
     def merge(
         self, plan: MergePlan, *, take: Sequence[str] | None = None, reason: str = ""
     ) -> Done:
         """Take facts of a merge plan, all or some; contradictions become conflicts."""
-        return machine.merge(self._line, plan, take, reason)
+        return merging.merge(self._line, plan, take, reason)
 
     def effect(self, key: str, what: str, *, outcome: str = "started") -> Effect:
         """Note an effect on the outside world under an idempotency key, before doing it.
 
         `fresh` in the answer says whether this call was the first; if not, it was done, or begun, before.
         """
-        return machine.effect(self._line, key, what, outcome)
+        return effects.effect(self._line, key, what, outcome)
 
     def finish_effect(self, key: str, outcome: str = "done") -> Effect:
         """Note how an effect ended."""
-        return machine.finish_effect(self._line, key, outcome)
+        return effects.finish_effect(self._line, key, outcome)
 
     def effects(self) -> list[Effect]:
         """Return all effects, oldest first; no restore takes one back."""
-        return machine.effects(self._line)
+        return effects.effects(self._line)

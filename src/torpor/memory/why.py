@@ -6,11 +6,12 @@ import json
 from dataclasses import replace
 
 from torpor.errors import NotFound
+from torpor.memory.candidates import Candidate, Request
 from torpor.memory.corpus import FACT, Corpus
 from torpor.memory.line import Line
 from torpor.memory.model import Considered, Explanation, WhyNot
 from torpor.memory.reading import HELD, explain_fact
-from torpor.memory.recall import Candidate, Ranked, Request, rank
+from torpor.memory.recall import Ranked, rank
 from torpor.memory.rows import RecallItemRow, RecallRow
 from torpor.memory.times import to_time
 

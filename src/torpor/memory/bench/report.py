@@ -12,7 +12,7 @@ from torpor.memory.ranking import DEFAULT
 
 WEIGHTS_NOTE = (
     "half BM25, half cosine after min-max, neighbours a quarter: published for conversation data before "
-    "this code; facts at 1 by choice. Nothing was fitted on LoCoMo or on any set named here."
+    "this code; facts a quarter: chosen on REALTALK with facts made by rule. Nothing was fitted on LoCoMo."
 )
 ADD_ONLY_NOTE = "add_only is dense search over facts that are never replaced: the storage shape of mem0, not mem0."
 

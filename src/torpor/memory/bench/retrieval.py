@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torpor.memory.bench.datasets import Conversation, Question
+from torpor.memory.candidates import Request
 from torpor.memory.corpus import EPISODE, FACT, Corpus
 from torpor.memory.embed.base import Embedder
 from torpor.memory.line import Line
 from torpor.memory.memory import Memory
 from torpor.memory.model import Cardinality, SourceKind
 from torpor.memory.ranking import Scores, score, top
-from torpor.memory.recall import Request, rank
+from torpor.memory.recall import rank
 from torpor.memory.recording import EpisodeInput, FactInput
 from torpor.memory.rows import EvidenceRow
 from torpor.memory.space import Space
