@@ -250,6 +250,8 @@ def _judge_episodes(
             continue
         one.text, one.episodes, one.since = row.content, (episode_id,), row.occurred_at
         one.note = _episode_note(row, at)
+        if any(beliefs.status(f, at) not in HELD for f in made.get(episode_id, ())):
+            one.note += ", partly outdated"
         one.dropped = _drop_episode(request, beliefs, at, row, state.status, made)
 
 

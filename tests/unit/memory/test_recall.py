@@ -55,6 +55,16 @@ def test_an_episode_does_not_bring_a_replaced_value_back(mem: Space) -> None:
     assert found.suppressed_superseded == 2, "the old fact and the old words"
 
 
+def test_words_that_hold_only_in_part_say_so(mem: Space) -> None:
+    mem.record("My editor is vim. My shell is fish.", occurred_at=day(-9))
+    mem.consolidate()
+    mem.record("My editor is emacs.", occurred_at=day(-1))
+    mem.consolidate()
+    (item,) = mem.recall("editor", kinds=["episode"], exclude=[mem.episodes()[1].id]).items
+    assert item.text == "My editor is vim. My shell is fish."
+    assert "partly outdated" in item.note
+
+
 def test_recall_at_an_earlier_knowledge(mem: Space) -> None:
     mem.remember("app", "port", 1, valid_from=day(-9))
     then = mem.tx
