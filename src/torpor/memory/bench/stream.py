@@ -145,7 +145,7 @@ def measure(count: int, embedder: Embedder | None, *, seed: int = 7) -> dict[str
             space = memory.space("stream")
             truth = Truth()
             refused = _feed(space, clock, truth, count, seed)
-            found = {"updates": count, **_compare(space, truth), "corrections_refused": refused}
+            found = {"updates": count, **_compare(space, truth), "corrections_skipped": refused}
             found |= _recalls(space, truth)
             found |= _loop(memory, max(20, count // 10))
             found |= _cascade(memory, max(2, min(20, count // 100)))
@@ -163,7 +163,8 @@ def _feed(space: Space, clock: SimulatedClock, truth: Truth, count: int, seed: i
             values = {checks.value_key(f.value) for f in held}
             target = held[0] if held else None
             same = checks.value_key(event.value) in values
-            if target is None or same or _ambiguous(truth, event):
+            disputed = any(f.status == "disputed" for f in held)
+            if target is None or same or disputed or _ambiguous(truth, event):
                 skipped += 1
                 continue
             space.correct(target.id, event.value, "the stream corrects it")
