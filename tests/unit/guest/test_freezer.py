@@ -46,6 +46,12 @@ class World:
             while len(self.told(name)) < count:
                 await asyncio.sleep(0.001)
 
+    async def until_let_go(self) -> None:
+        """Wait until what is frozen now was thawed; what becomes frozen later is thawed at once."""
+        async with asyncio.timeout(5):
+            while self.freezer._hold and not self.freezer._hold._is_over:
+                await asyncio.sleep(0.001)
+
     def assert_running(self) -> None:
         """Nothing is frozen, waits or is left open."""
         assert self.kernel.frozen == []
@@ -179,6 +185,7 @@ async def test_cancelled_while_freezing(world: World) -> None:
     await world.until("freeze")
     task.cancel()
     await asyncio.wait([task])
+    await world.until_let_go()
     assert world.gate.is_shut, "one may become frozen still"
     stuck.set()
     async with asyncio.timeout(5):
@@ -193,7 +200,8 @@ async def test_thawed_while_freezing(world: World) -> None:
     freezing = asyncio.get_running_loop().create_task(world.freezer.freeze(30))
     await world.until("freeze")
     thawing = asyncio.get_running_loop().create_task(world.freezer.thaw())
-    await asyncio.sleep(0.01)
+    await asyncio.sleep(0)
+    await world.until_let_go()
     stuck.set()
     assert await thawing is False
     with pytest.raises(AgentError, match="in time"):
@@ -206,7 +214,7 @@ async def test_the_dead_man_frees_a_freeze_that_is_stuck(world: World) -> None:
     stuck = world.kernel.stuck
     freezing = asyncio.get_running_loop().create_task(world.freezer.freeze(0.05))
     await world.until("freeze")
-    await asyncio.sleep(0.1)
+    await world.until_let_go()
     stuck.set()
     with pytest.raises(AgentError, match="in time"):
         await freezing
