@@ -254,7 +254,7 @@ class ExecInfo:
     stdout_bytes: int = 0
     stderr_bytes: int = 0
     stdout_path: str = ""
-    """File in the guest with the whole stdout, up to the agent's spool limit."""
+    """File in the guest with the whole stdout, up to the agent's spool limit; empty while there is none."""
     stderr_path: str = ""
 
 

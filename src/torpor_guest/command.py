@@ -88,8 +88,8 @@ class Command:
             "stderr_bytes": err.total,
             "stdout_kept": out.kept,
             "stderr_kept": err.kept,
-            "stdout_path": out.path,
-            "stderr_path": err.path,
+            "stdout_path": out.path if out.kept else "",
+            "stderr_path": err.path if err.kept else "",
         }
 
     @property

@@ -1,17 +1,15 @@
 """All commands that the agent knows: started once an id, kept after their end, found again after a restart.
 
-Each has a folder with `meta` (JSON lines; the last one counts), `stdout` and `stderr`. The first line is written
-before the command starts, so an id that was used is known whatever happens to the agent.
+The journal knows of a command before it starts, so an id that was used is known whatever happens to the agent.
+Output is in `ID.stdout` and `ID.stderr` beside it, as soon as there is some.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import re
-import shutil
 import time
 from collections.abc import Mapping
 from concurrent.futures import Executor
@@ -23,6 +21,7 @@ from torpor_guest import errors, proctree
 from torpor_guest.command import Command, Request
 from torpor_guest.errors import AgentError
 from torpor_guest.gate import DISK
+from torpor_guest.journal import Journal
 from torpor_guest.launcher import Launcher, Program
 from torpor_guest.sandboxfile import SandboxFile
 from torpor_guest.spool import DEFAULT_LIMIT, Spool
@@ -32,7 +31,7 @@ MAX_RUNNING = 256
 MAX_KEPT = 256
 KEEP_S = 24 * 3600.0
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_MAX_META = 8 << 20
+_OUTPUTS = ("stdout", "stderr")
 
 
 class Execs:
@@ -48,23 +47,26 @@ class Execs:
         self._executor = executor
         self._commands: dict[str, Command] = {}
         self._starting: dict[str, asyncio.Task[Command]] = {}
+        self._journal = Journal(root / "journal")
+        self._null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
 
     def restore(self) -> int:
         """Take over what an agent before us left: kill what still runs, call it lost; return how many were."""
         self._root.mkdir(parents=True, exist_ok=True)
         self._launcher.cgroups.kill_leftovers()
         lost = 0
-        for folder in self._root.iterdir():
-            info = _last_line(folder / "meta")
-            if info is None:
-                shutil.rmtree(folder, ignore_errors=True)
-                continue
-            if info["state"] == "running":
-                proctree.kill_tree(-1, folder.name)
+        for exec_id, info in self._journal.load().items():
+            if info.get("state") == "running":
+                proctree.kill_tree(-1, exec_id)
                 info["state"] = "lost"
-                _append(folder / "meta", info)
                 lost += 1
-            self._commands[folder.name] = _revive(folder, info)
+            command = _revive(exec_id, info, self._spools(exec_id, 0, None))
+            if info["state"] == "lost":
+                self._journal.put(command.info())
+            self._commands[exec_id] = command
+        for file in self._root.glob("*.std*"):
+            if file.stem not in self._commands:
+                file.unlink(missing_ok=True)
         self._prune()
         return lost
 
@@ -85,6 +87,8 @@ class Execs:
     async def start(self, params: dict[str, Any]) -> Command:
         """Start a command, or return the one that has this id already. A cancelled caller stops neither."""
         exec_id = _check_id(params.get("exec_id"))
+        if exec_id not in self._commands:
+            await DISK.passed()  # here, so that what a snapshot holds of it ends with who asked
         command = self._commands.get(exec_id)
         if command:
             return command
@@ -119,36 +123,34 @@ class Execs:
             timeout_s=_check_timeout(params.get("timeout_s")),
             started_at=time.time(),
         )
-        folder = self._root / exec_id
         limit = params.get("output_limit_bytes")
         limit = limit if isinstance(limit, int) and 0 <= limit <= DEFAULT_LIMIT else DEFAULT_LIMIT
         owner = (user.uid, user.gid) if os.geteuid() == 0 else None
-        spools = (
-            Spool(str(folder / "stdout"), limit=limit, owner=owner),
-            Spool(str(folder / "stderr"), limit=limit, owner=owner),
-        )
-        command = Command(request, spools)
+        command = Command(request, self._spools(exec_id, limit, owner))
         try:
-            folder.mkdir(mode=0o711)
-            _append(folder / "meta", command.info())
+            self._journal.put(command.info())
         except OSError as exc:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise errors.from_os(exc, f"keep exec {exec_id} in {folder}") from exc
+            raise errors.from_os(exc, f"keep a record of exec {exec_id}") from exc
         try:
             await self._launch(command, program, wants_stdin=bool(params.get("stdin")))
         except BaseException:
-            DISK.run(partial(shutil.rmtree, folder, ignore_errors=True))
+            DISK.run(partial(self._journal.forget, exec_id))
             raise
-        self._commands[exec_id] = command
         return command
+
+    def _spools(
+        self, exec_id: str, limit: int, owner: tuple[int, int] | None
+    ) -> tuple[Spool, Spool]:
+        out, err = (
+            Spool(f"{self._root}/{exec_id}.{name}", limit=limit, owner=owner) for name in _OUTPUTS
+        )
+        return out, err
 
     async def _launch(self, command: Command, program: Program, *, wants_stdin: bool) -> None:
         with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
-            stdin, feed = (
-                os.pipe() if wants_stdin else (os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC), -1)
-            )
-            theirs.callback(os.close, stdin)
-            if feed >= 0:
+            stdin, feed = os.pipe() if wants_stdin else (self._null, -1)
+            if wants_stdin:
+                theirs.callback(os.close, stdin)
                 ours.callback(os.close, feed)
                 os.set_blocking(feed, False)
             ends = []
@@ -166,15 +168,11 @@ class Execs:
         command.run(self._launcher, spare, (feed, ends[0][0], ends[1][0]), self._executor)
 
     def _ended(self, command: Command) -> None:
-        folder = self._root / command.request.exec_id
         with contextlib.suppress(OSError):
-            _append(folder / "meta", command.info())
+            self._journal.put(command.info())
         asyncio.get_running_loop().call_later(0.05, DISK.run, partial(self._tidy, command))
 
     def _tidy(self, command: Command) -> None:
-        for spool in command.spools:
-            with contextlib.suppress(OSError):
-                spool.create()
         command.rest()
         self._prune()
 
@@ -185,7 +183,9 @@ class Execs:
             is_old = command.request.started_at < horizon or index < len(ended) - MAX_KEPT
             if is_old and not command.followers:
                 del self._commands[command.request.exec_id]
-                shutil.rmtree(self._root / command.request.exec_id, ignore_errors=True)
+                self._journal.forget(command.request.exec_id)
+                for spool in command.spools:
+                    Path(spool.path).unlink(missing_ok=True)
 
     def kill_all(self) -> None:
         """Kill all that runs (the agent is being stopped)."""
@@ -249,29 +249,9 @@ def _check_timeout(seconds: object) -> float | None:
     return float(seconds)
 
 
-def _append(meta: Path, info: dict[str, Any]) -> None:
-    with meta.open("ab", buffering=0) as file:
-        file.write(json.dumps(info).encode() + b"\n")
-
-
-def _last_line(meta: Path) -> dict[str, Any] | None:
-    """Return the newest whole line of a `meta` file; None if there is none."""
-    try:
-        with meta.open("rb") as file:
-            lines = file.read(_MAX_META).split(b"\n")
-    except OSError:
-        return None
-    for line in reversed(lines):
-        with contextlib.suppress(ValueError):
-            value = json.loads(line)
-            if isinstance(value, dict) and "state" in value:
-                return value
-    return None
-
-
-def _revive(folder: Path, info: dict[str, Any]) -> Command:
+def _revive(exec_id: str, info: dict[str, Any], spools: tuple[Spool, Spool]) -> Command:
     request = Request(
-        exec_id=folder.name,
+        exec_id=exec_id,
         command=info.get("command"),
         user=str(info.get("user")),
         cwd=str(info.get("cwd")),
@@ -279,12 +259,11 @@ def _revive(folder: Path, info: dict[str, Any]) -> Command:
         timeout_s=None,
         started_at=float(info.get("started_at") or 0),
     )
-    spools = tuple(Spool(str(folder / name), limit=0, owner=None) for name in ("stdout", "stderr"))
-    for spool, name in zip(spools, ("stdout", "stderr")):  # noqa: B905  # strict= is new in 3.10
+    for spool, name in zip(spools, _OUTPUTS):  # noqa: B905  # strict= is new in 3.10
         is_lost = info["state"] == "lost"
         kept = 1 << 62 if is_lost else int(info.get(f"{name}_kept") or 0)
         spool.restore(int(info.get(f"{name}_bytes") or 0), kept)
-    command = Command(request, (spools[0], spools[1]))
+    command = Command(request, spools)
     command.state = info["state"]
     command.pid = info.get("pid")
     command.exit_code = info.get("exit_code")

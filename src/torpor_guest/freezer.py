@@ -44,15 +44,15 @@ class Freezer:
             places = json.loads(record.read_bytes())
         except (OSError, ValueError):
             return
-        for place in reversed(places):
+        for place in reversed(places if isinstance(places, list) else []):
             with contextlib.suppress(OSError):
-                fd = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
+                fd = os.open(str(place), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
                 try:
                     self._kernel.thaw(fd)
                 finally:
                     os.close(fd)
         record.unlink()
-        _log.warning("thawed what the agent before had frozen: %s", ", ".join(places))
+        _log.warning("thawed what the agent before had frozen: %s", places)
 
     async def sync(self) -> None:
         """Write all dirty pages out.
@@ -199,6 +199,7 @@ class _Hold:
                 self._open.append(fd)
                 places.append(place)
         record = self._kernel.path(RECORD)
+        record.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         record.write_text(json.dumps(places))
         for fd, place in zip(self._open, places):  # noqa: B905  # strict= is new in 3.10
             try:
@@ -224,10 +225,14 @@ def flush(kernel: Kernel) -> None:
     for volume in volumes(kernel.mounts()):
         try:
             fd, place = open_volume(volume)
-        except OSError:
-            if volume.is_writable:
-                raise
-            continue
+        except OSError as exc:
+            if not volume.is_writable:
+                continue
+            raise AgentError(
+                errors.FAILED,
+                f"the file system at {volume.places[0]} cannot be reached: {exc.strerror}",
+                hint="something else is mounted over it; unmount one of them",
+            ) from exc
         try:
             kernel.sync(fd)
         except OSError as exc:

@@ -21,6 +21,8 @@ BOOT_ID = "/run/torpor/boot_id"
 _BOOT_ID_SEEN = "/proc/sys/kernel/random/boot_id"
 _MACHINE_ID = "/etc/machine-id"
 _MACHINE_ID_OF_DBUS = "/var/lib/dbus/machine-id"
+_MACHINE_ID_TEXT = re.compile(r"[0-9a-f]{32}")
+_JOURNALS = ("/var/log/journal", "/run/log/journal")
 _RANDOM_SEED = "/var/lib/systemd/random-seed"
 _RANDOM_SEED_BYTES = 512
 _HOST_KEYS = "/etc/ssh"
@@ -62,14 +64,24 @@ class Identity:
         self._kernel.set_hostname(hostname)
         replace_file(path("/etc/hostname"), f"{hostname}\n".encode())
         self._renew_hosts(path("/etc/hosts"), hostname)
-        machine_id = _new_uuid().replace("-", "").encode() + b"\n"
-        replace_file(path(_MACHINE_ID), machine_id, mode=0o444)
-        if _is_plain(path(_MACHINE_ID_OF_DBUS)):
-            replace_file(path(_MACHINE_ID_OF_DBUS), machine_id, mode=0o444)
+        self._renew_machine_id()
         if _is_plain(path(_RANDOM_SEED)):
             replace_file(path(_RANDOM_SEED), os.urandom(_RANDOM_SEED_BYTES), mode=0o600)
         self._renew_boot_id()
         return _remove_host_keys(path(_HOST_KEYS))
+
+    def _renew_machine_id(self) -> None:
+        path, new = self._kernel.path, _new_uuid().replace("-", "")
+        old = ""
+        with contextlib.suppress(OSError):
+            old = path(_MACHINE_ID).read_text(errors="replace").strip()
+        replace_file(path(_MACHINE_ID), f"{new}\n".encode(), mode=0o444)
+        if _is_plain(path(_MACHINE_ID_OF_DBUS)):
+            replace_file(path(_MACHINE_ID_OF_DBUS), f"{new}\n".encode(), mode=0o444)
+        if _MACHINE_ID_TEXT.fullmatch(old):
+            for folder in _JOURNALS:
+                with contextlib.suppress(OSError):  # it costs a look at the log, no more
+                    _keep_journal(path(folder), old, new)
 
     def _renew_hosts(self, hosts: Path, hostname: str) -> None:
         try:
@@ -148,6 +160,18 @@ def replace_file(path: Path, content: bytes, *, mode: int = 0o644) -> None:
         path.write_bytes(content)
     finally:
         os.close(fd)
+
+
+def _keep_journal(folder: Path, old: str, new: str) -> None:
+    """Let the journal, whose folder is named after the machine-id, be found under the new one too."""
+    link = folder / old
+    target = old
+    if link.is_symlink():
+        target = os.readlink(link)
+        os.unlink(link)
+    elif not link.is_dir():
+        return
+    os.symlink(target, folder / new)
 
 
 def _remove_host_keys(folder: Path) -> list[str]:

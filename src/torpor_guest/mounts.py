@@ -10,6 +10,7 @@ from typing import NamedTuple
 _LOOP_MAJOR = 7
 _ANONYMOUS = ("btrfs", "bcachefs")
 """On block devices, though the kernel gives them a device number of their own."""
+_NUMBER = re.compile(r"[0-9]{1,10}")
 _ESCAPE = re.compile(r"\\([0-7]{3})")
 
 
@@ -45,6 +46,8 @@ def _volume(line: str) -> Volume | None:
     if len(before) < 6 or len(after) < 3:
         return None
     major, _, minor = before[2].partition(":")
+    if not (_NUMBER.fullmatch(major) and _NUMBER.fullmatch(minor)):
+        return None
     kind, source, options = after[0], after[1], after[2]
     if major == "0" and not (kind in _ANONYMOUS and source.startswith("/dev/")):
         return None
@@ -54,16 +57,23 @@ def _volume(line: str) -> Volume | None:
 
 def _depth(volume: Volume) -> int:
     """Return how many file systems lie below `volume`."""
-    depth, device = 0, volume.device
-    while device[0] == _LOOP_MAJOR and depth < 8:
+    depth, device = 0, _below(volume.device)
+    while device and depth < 8:
         depth += 1
-        try:
-            below = Path(f"/sys/dev/block/{device[0]}:{device[1]}/loop/backing_file")
-            number = os.stat(below.read_text().rstrip("\n")).st_dev
-        except OSError:
-            break
-        device = os.major(number), os.minor(number)
+        device = _below(device)
     return depth
+
+
+def _below(device: tuple[int, int]) -> tuple[int, int] | None:
+    """Return the device of the file system that holds the file that `device` is; None for a real disk."""
+    if device[0] != _LOOP_MAJOR:
+        return None
+    try:
+        file = Path(f"/sys/dev/block/{device[0]}:{device[1]}/loop/backing_file").read_text()
+        number = os.stat(file.rstrip("\n")).st_dev
+    except OSError:
+        return None
+    return os.major(number), os.minor(number)
 
 
 def open_volume(volume: Volume) -> tuple[int, str]:

@@ -65,6 +65,7 @@ _U32 = struct.Struct("!I")
 _OVERHEAD = _HEADER.size + _U32.size
 _MAX_ESCAPED = 2 * (MAX_PAYLOAD + _OVERHEAD)
 _FLAG = b"~"
+_MANY_ESCAPES = 2048
 
 
 class ProtocolError(Exception):
@@ -142,7 +143,7 @@ class Decoder:
             self._pending += part
 
     def _decode(self, raw: bytes) -> Frame | None:
-        body = raw.replace(b"}^", b"~").replace(b"}]", b"}") if b"}" in raw else raw
+        body = _unescape(raw)
         size = len(body)
         if _OVERHEAD <= size <= MAX_PAYLOAD + _OVERHEAD:
             view = memoryview(body)
@@ -152,6 +153,20 @@ class Decoder:
                     return Frame(type_, flags, epoch, stream, body[_HEADER.size : -4])
         self.wasted_bytes += len(raw)
         return None
+
+
+def _unescape(raw: bytes) -> bytes:
+    escapes = raw.count(b"}")
+    if not escapes:
+        return raw
+    if escapes > _MANY_ESCAPES:
+        return raw.replace(b"}^", b"~").replace(b"}]", b"}")
+    # The same, two to three times as fast where escapes are as rare as in random bytes. What follows a `}` and is
+    # neither `^` nor `]` is no frame of ours; its CRC tells.
+    first, *rest = raw.split(b"}")
+    return first + b"".join(
+        [b"~" + part[1:] if part[:1] == b"^" else b"}" + part[1:] for part in rest]
+    )
 
 
 def pack_json(value: object) -> bytes:

@@ -30,8 +30,9 @@ from torpor_guest.users import forget_names
 GENERATION = "/run/torpor/generation"
 """What programs that keep random state of their own watch; it is replaced, never written in place."""
 HOOKS = "/etc/torpor/on-restore.d"
-HOOK_LIMIT_S = 10.0
-_HOOKS_MOST = 64
+_HOOK_LIMIT_S = 10.0
+_HOOKS_LIMIT_S = 120.0
+"""For all of them; the host waits no longer than it must."""
 _REASON = re.compile(r"[a-z][a-z-]{0,31}")
 _ENTROPY_BYTES = (32, 512)
 
@@ -92,6 +93,8 @@ class Renewals:
             _step("reseed the kernel's randomness", lambda: self._kernel.reseed(request.entropy))
             _step("set the clock", lambda: self._kernel.set_clock(request.now_ns))
             was_frozen = await self._freezer.thaw()
+            run_dir = self._kernel.path(GENERATION).parent
+            _step(f"make {run_dir}", lambda: run_dir.mkdir(0o755, parents=True, exist_ok=True))
             done, notes = ["entropy", "clock", "thaw"], []
             if request.hostname is not None:
                 notes += await self._identity.renew(request.hostname)
@@ -118,11 +121,17 @@ class Renewals:
             "TORPOR_RESTORE_REASON": request.reason,
             "TORPOR_GENERATION": str(request.generation),
         }
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _HOOKS_LIMIT_S
         notes = []
         for hook in _hooks(str(self._kernel.path(HOOKS))):
+            limit_s = min(_HOOK_LIMIT_S, deadline - loop.time())
+            if limit_s <= 0:
+                notes.append(f"{hook} was not run: those before it took {_HOOKS_LIMIT_S:g} s")
+                continue
             try:
                 status, output = await self._programs.run(
-                    [hook, request.reason], timeout_s=HOOK_LIMIT_S, env=env
+                    [hook, request.reason], timeout_s=limit_s, env=env
                 )
             except AgentError as exc:
                 notes.append(str(exc))
@@ -139,9 +148,7 @@ def _hooks(folder: str) -> list[str]:
     except OSError:
         return []
     paths = [f"{folder}/{name}" for name in names if name[0] != "." and name[-1] != "~"]
-    return [path for path in paths if os.path.isfile(path) and os.access(path, os.X_OK)][
-        :_HOOKS_MOST
-    ]
+    return [path for path in paths if os.path.isfile(path) and os.access(path, os.X_OK)]
 
 
 def _step(what: str, action: Callable[[], object]) -> None:

@@ -39,7 +39,7 @@ class Spool:
         try:
             if piece:
                 if self._fd < 0:
-                    self.create()
+                    self._create()
                 while written < len(piece):
                     written += os.write(self._fd, piece[written:] if written else piece)
         except OSError:
@@ -55,13 +55,12 @@ class Spool:
             self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         return os.pread(self._fd, min(size, self.kept - offset), offset)
 
-    def create(self) -> None:
-        """Make the file, readable for the command's user, if it is not there yet."""
-        if self._fd < 0:
-            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-            self._fd = os.open(self.path, flags, 0o400)
-            if self._owner:
-                os.fchown(self._fd, *self._owner)
+    def _create(self) -> None:
+        """Open the file for more; a new one is readable for the command's user."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._fd = os.open(self.path, flags, 0o400)
+        if self._owner:
+            os.fchown(self._fd, *self._owner)
 
     def close(self) -> None:
         """Close the file; it can still be read after."""

@@ -55,7 +55,7 @@ def start_thread(work: Callable[[], None]) -> None:
         AgentError: the machine has no room for one.
     """
     try:
-        threading.Thread(target=work, daemon=True).start()
+        threading.Thread(target=work, name="disk", daemon=True).start()
     except RuntimeError as exc:
         raise AgentError(errors.FAILED, f"the agent cannot start a thread: {exc}") from exc
 

@@ -42,6 +42,7 @@ def call(apt: Path, code: str, *, status: int = 0) -> str:
             "APT_DIR": str(apt),
             "OS_RELEASE": str(apt.parent / "os-release"),
         },
+        stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         check=False,
@@ -137,6 +138,12 @@ def test_unknown_system_is_told_what_to_install(apt: Path) -> None:
     )
     assert "Fedora 42 is not a system that this script knows" in said
     assert "mmdebstrap qemu-system-x86 qemu-utils" in said
+
+
+def test_who_cannot_become_root_is_told_what_to_run(apt: Path) -> None:
+    said = call(apt, "id() { echo 1000; }; sudo() { return 1; }; find_sudo 'a b'", status=1)
+    assert f"as root run:\n    {REPO}/scripts/bootstrap --system" in said
+    assert "(it installs: a b)" in said
 
 
 def test_python_must_be_new_enough(apt: Path, tmp_path: Path) -> None:

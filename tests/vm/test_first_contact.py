@@ -117,7 +117,7 @@ def test_output_over_the_limit_is_cut_with_a_mark_and_whole_in_a_file(shared: Sa
     result = shared.exec("seq 1 200000", output_limit_bytes=10_000)
     assert result.stdout_truncated
     assert result.stdout_path in result.stdout
-    assert shared.exec(["wc", "-c", result.stdout_path]).stdout.split()[0] == "1288894"
+    assert shared.exec(["wc", "-c", result.stdout_path]).stdout.split()[0] == "1288895"
 
 
 def test_files_of_any_name_and_content(shared: Sandbox) -> None:

@@ -183,6 +183,27 @@ def read_template(folder: Path) -> Template:
     return template_at(folder, info, fields.text("recipe_digest"), fields.text("cmdline"))
 
 
+def verify(folder: Path) -> Template:
+    """Return the template in `folder` after comparing every file with its digest; reads all of them.
+
+    Raises:
+        NotFound, DataDamaged: as `read_template`, or a file has other content than was written.
+    """
+    template = read_template(folder)
+    path = folder / MANIFEST
+    files = _Fields(read_json(path, limit_bytes=1 << 20), path).table("files")
+    for name in FILES:
+        wanted = _Fields(files.get(name), path).text("sparse_sha256")
+        found = sparse_sha256(folder / name)
+        if found != wanted:
+            raise DataDamaged(
+                f"{folder / name} has digest {found}; its manifest says {wanted}",
+                hint="build the template again, with --force",
+                path=folder / name,
+            )
+    return template
+
+
 def write_pointer(templates: Path, name: str, digest: str) -> None:
     """Let `name` mean the template `digest`, durably."""
     write_json(templates / f"{name}.json", {"format": FORMAT, "digest": digest})

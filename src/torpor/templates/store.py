@@ -92,6 +92,14 @@ class TemplateStore:
             raise NotFound(f"there is no template with digest {digest!r}")
         return manifest.read_template(self._home.templates / digest)
 
+    def verify(self, name: str) -> TemplateInfo:
+        """Compare a template's files with their digests; reads all of them. Blocks.
+
+        Raises:
+            NotFound, DataDamaged: as `get`, or a file has other content than was written.
+        """
+        return manifest.verify(self.get(name).disk.parent).info
+
     async def build(
         self, name_or_recipe: str | Path, *, force: bool = False
     ) -> AsyncIterator[BuildEvent]:

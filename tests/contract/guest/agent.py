@@ -16,6 +16,8 @@ from pathlib import Path
 import torpor_guest
 from torpor.guest.client import GuestClient, connect
 
+PYTHON = os.environ.get("TORPOR_TEST_AGENT_PYTHON", sys.executable)
+"""What runs the agent: a guest may have another Python than the host."""
 SOURCES = Path(torpor_guest.__file__ or "").parent.parent
 TESTS = Path(__file__).parent.parent.parent.parent
 
@@ -50,7 +52,7 @@ class Agent:
         with (self.folder / "agent.log").open("ab") as log:
             self.process = subprocess.Popen(
                 [
-                    *(sys.executable, "-S", "-m", "tests.contract.guest.harmless"),
+                    *(PYTHON, "-S", "-m", "tests.contract.guest.harmless"),
                     *("--socket", str(self.socket)),
                     *(
                         "--state-dir",

@@ -81,6 +81,13 @@ def test_endless_garbage_takes_no_memory() -> None:
     assert decoder.feed(encode(*wanted)) == [wanted]
 
 
+@settings(max_examples=30)
+@given(st.integers(0, 5000), st.binary(max_size=20))
+def test_any_number_of_escapes(count: int, rest: bytes) -> None:
+    frame = Frame(protocol.DATA, 0, EPOCH, 1, b"~}" * count + rest)
+    assert Decoder(EPOCH).feed(encode(*frame)) == [frame]
+
+
 def test_other_epochs_are_dropped_but_greetings_pass() -> None:
     wire = encode(protocol.DATA, 0, 3, 1, b"old") + encode(protocol.HELLO, 0, 3, 0, b"{}")
     assert [frame.type for frame in Decoder(EPOCH).feed(wire)] == [protocol.HELLO]

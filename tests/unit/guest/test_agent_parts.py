@@ -13,6 +13,7 @@ import pytest
 from torpor_guest import errors
 from torpor_guest.cgroups import Cgroups
 from torpor_guest.errors import AgentError
+from torpor_guest.kernel import Kernel
 from torpor_guest.spool import Spool
 from torpor_guest.system import System, root_device
 from torpor_guest.users import Image, User, environment, find_user, group_name, user_name
@@ -111,6 +112,7 @@ def test_the_clock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     calls: list[tuple[int, int]] = []
     monkeypatch.setattr(time, "clock_settime_ns", lambda clock, ns: calls.append((clock, ns)))
     system: Any = System.__new__(System)
+    system._kernel = Kernel()
     now = 1_800_000_000 * 10**9
     asyncio.run(system.set_clock(None, {"now_ns": now}))
     assert calls == [(time.CLOCK_REALTIME, now)]

@@ -308,6 +308,18 @@ async def test_damage_is_found_and_the_rest_is_listed(
     assert store.get("own").info == rebuilt
 
 
+async def test_verify_reads_the_content(home: Home, own: Path) -> None:
+    store = make_store(home)
+    info = (await events_of(store.build(own)))[-1].template
+    assert store.verify("own") == info
+    kernel = store.get("own").kernel
+    kernel.chmod(0o600)
+    kernel.write_bytes(b"KERNEL")
+    assert store.get("own").info == info  # sizes are all that is looked at each time
+    with pytest.raises(DataDamaged, match="vmlinuz has digest"):
+        store.verify("own")
+
+
 async def test_half_template_is_never_listed_and_is_cleaned(home: Home) -> None:
     half = home.templates / ("0" * 64)
     half.mkdir()

@@ -43,10 +43,13 @@ def test_every_layer_is_read_only_and_has_an_explicit_backing() -> None:
     assert [n["file"]["read-only"] for n in nodes] == [True, True, False]
 
 
-def test_network_none_has_nothing_at_the_other_end() -> None:
-    assert _options(_argv("none"), "-netdev") == []
-    assert "virtio-net-pci" in _options(_argv("none"), "-device")
-    assert "virtio-net-pci,netdev=net" in _options(_argv("user"), "-device")
+def test_network_none_reaches_nothing_and_changes_no_device() -> None:
+    assert _options(_argv("none"), "-netdev") == ["user,id=net,restrict=on"]
+    assert _options(_argv("user"), "-netdev") == ["user,id=net"]
+    devices = [
+        [d for d in _options(_argv(n), "-device") if "vmgenid" not in d] for n in ("none", "user")
+    ]
+    assert devices[0] == devices[1]
 
 
 def test_the_vmm_is_confined_and_each_start_has_its_own_generation() -> None:

@@ -136,10 +136,11 @@ def _node(name: str, path: Path, *, writable: bool) -> dict[str, object]:
 
 
 def _network(network: str) -> list[str]:
-    """Return the one network device that every machine has; with `none` nothing is at its other end.
+    """Return the one network device that every machine has.
 
-    So a machine can be restored from a template's snapshot with or without a network.
+    With `none` its other end forwards nothing: neither the host nor anything beyond it can be reached. The
+    device is there all the same, so that a machine can be restored from a template's snapshot with or without
+    a network.
     """
-    if network == "none":
-        return ["-device", "virtio-net-pci"]
-    return ["-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net"]
+    restrict = ",restrict=on" if network == "none" else ""
+    return ["-netdev", f"user,id=net{restrict}", "-device", "virtio-net-pci,netdev=net"]

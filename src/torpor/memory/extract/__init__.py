@@ -1,0 +1,8 @@
+"""Extractors: from episodes to candidate facts. They propose; the quote gate and the rules decide."""
+
+from __future__ import annotations
+
+from torpor.memory.extract.base import Candidate, Extractor
+from torpor.memory.extract.rules import RuleExtractor
+
+__all__ = ["Candidate", "Extractor", "RuleExtractor"]

@@ -1,0 +1,176 @@
+"""Export and import as JSON lines; the format is in docs/formats/memory-export.md.
+
+An export is the whole memory: every chained row, so that an import is the same memory with the same chain.
+Vectors and the text index are made again; the recall log stays behind.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torpor.base.fsio import write_atomic
+from torpor.errors import Conflict, DataDamaged, HostNotReady, NotFound
+from torpor.memory import chain
+from torpor.memory.model import SourceKind
+from torpor.memory.rows import EXPORTED, TABLES, EpisodeRow, FactRow, StateRow, Txn, columns
+from torpor.memory.store import Store
+
+FORMAT = "torpor-memory"
+VERSION = 1
+_MAX_LINE_BYTES = 16 << 20
+_BY_NAME = {TABLES[t]: t for t in EXPORTED}
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What an export or import moved."""
+
+    path: str
+    rows: int
+    head: str
+    """Hash of the last transaction."""
+    lost: int = 0
+    """Rows that a salvage could not read."""
+
+
+def encode(row: tuple[Any, ...]) -> bytes:
+    """Return a row as one JSON line."""
+    table = type(row)
+    fields = dict(zip(columns(table), (_plain(v) for v in row), strict=True))
+    line = {"table": TABLES[table], **fields}
+    return json.dumps(line, ensure_ascii=False, sort_keys=True).encode() + b"\n"
+
+
+def _plain(value: object) -> object:
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else value
+
+
+def export(store: Store, path: Path) -> Exported:
+    """Write the whole memory to `path`, atomically."""
+    with store.transaction():  # one moment of the memory, also while others write
+        last = store.newest(Txn, {"tx": store.last_tx()})
+        head = last.hash if last is not None else chain.GENESIS
+        rows = [row for table in EXPORTED for row in store.stream(table)]
+        key = store.meta("id_key") or ""
+    return write_lines(path, rows, head, key)
+
+
+def write_lines(path: Path, rows: list[tuple[Any, ...]], head: str, id_key: str) -> Exported:
+    """Write header, rows and checksum."""
+    top = {"format": FORMAT, "version": VERSION, "head": head, "id_key": id_key, "rows": len(rows)}
+    body = [json.dumps(top, sort_keys=True).encode() + b"\n", *map(encode, rows)]
+    digest = hashlib.sha256(b"".join(body)).hexdigest()
+    body.append(json.dumps({"sha256": digest}).encode() + b"\n")
+    write_atomic(path, b"".join(body))
+    return Exported(str(path), len(rows), head)
+
+
+def import_(store: Store, path: Path, *, verify: bool = True) -> Exported:
+    """Read an export into an empty memory.
+
+    Raises:
+        Conflict: the memory is not empty.
+        DataDamaged: the file is not what was exported; nothing was written.
+        HostNotReady: it is of a newer version.
+    """
+    if store.last_tx():
+        raise Conflict("the memory is not empty", hint="import into a new file")
+    rows = 0
+    with store.transaction():
+        lines = _checked(path)
+        top = next(lines)
+        store.set_meta("id_key", str(top.get("id_key", "")))
+        texts: dict[str, tuple[str, str, str]] = {}
+        indexed: set[tuple[str, str]] = set()
+        for line in lines:
+            row = _decode(path, line)
+            store.insert(row)
+            rows += 1
+            _index(store, row, texts, indexed)
+        report = chain.verify(store)
+        if verify and not report.ok:
+            raise DataDamaged(
+                f"{path} does not hold together: {report.problems[0]}", path=str(path)
+            )
+    return Exported(str(path), rows, report.head)
+
+
+def _index(
+    store: Store,
+    row: tuple[Any, ...],
+    texts: dict[str, tuple[str, str, str]],
+    indexed: set[tuple[str, str]],
+) -> None:
+    """Index an object on every branch where it has a state; rows of states come after their objects."""
+    if isinstance(row, EpisodeRow):
+        if row.source_kind != SourceKind.RECALLED:
+            texts[row.id] = ("episode", row.session, row.content)
+    elif isinstance(row, FactRow):
+        texts[row.id] = ("fact", "", row.text)
+    elif isinstance(row, StateRow) and row.object in texts:
+        place = (row.object, row.branch)
+        if place not in indexed:
+            indexed.add(place)
+            kind, session, text = texts[row.object]
+            store.index(row.object, kind, row.branch, session, row.tx, text)
+
+
+def _checked(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield header and rows of a file whose checksum is right."""
+    if not path.is_file():
+        raise NotFound(f"{path} does not exist", path=str(path))
+    digest = hashlib.sha256()
+    previous = b""
+    with path.open("rb") as file:
+        while line := file.readline(_MAX_LINE_BYTES):
+            if previous:
+                digest.update(previous)
+            previous = line
+    if _parse(path, previous).get("sha256") != digest.hexdigest():
+        raise DataDamaged(f"{path} is cut short or was changed", path=str(path))
+    with path.open("rb") as file:
+        top = _parse(path, file.readline(_MAX_LINE_BYTES))
+        if top.get("format") != FORMAT:
+            raise DataDamaged(f"{path} is no export of a memory", path=str(path))
+        if top.get("version") != VERSION:
+            raise HostNotReady(
+                f"{path} has format version {top.get('version')}; this Torpor reads {VERSION}",
+                hint="update Torpor",
+            )
+        yield top
+        while line := file.readline(_MAX_LINE_BYTES):
+            found = _parse(path, line)
+            if "table" in found:
+                yield found
+
+
+def _parse(path: Path, line: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError) as exc:
+        raise DataDamaged(f"{path} has a line that is not JSON", path=str(path)) from exc
+    if not isinstance(found, dict):
+        raise DataDamaged(f"{path} has a line that is no object", path=str(path))
+    return found
+
+
+def _decode(path: Path, line: dict[str, Any]) -> tuple[Any, ...]:
+    table = _BY_NAME.get(line.get("table", ""))
+    if table is None:
+        raise DataDamaged(f"{path} has rows of an unknown table", path=str(path))
+    names = columns(table)
+    try:
+        values = [
+            base64.b64decode(line[n]) if n == "salt" and line[n] is not None else line[n]
+            for n in names
+        ]
+    except (KeyError, ValueError, TypeError) as exc:
+        raise DataDamaged(f"{path} has a row of {line['table']} that is incomplete") from exc
+    made: tuple[Any, ...] = table._make(values)  # type: ignore[attr-defined]  # a NamedTuple
+    return made

@@ -1,0 +1,241 @@
+"""Memory and the machine: watermarks, restores, forks, and the way back."""
+
+from __future__ import annotations
+
+from torpor.base.ids import new_id
+from torpor.errors import Conflict, NotFound, WrongState
+from torpor.memory import checks
+from torpor.memory.effects import BY_PARENT, effects_since, latest_effects
+from torpor.memory.line import Line
+from torpor.memory.model import (
+    Done,
+    Policy,
+    Restored,
+    Scope,
+    SourceKind,
+    Status,
+    Watermark,
+)
+from torpor.memory.recording import EpisodeInput, put_episode
+from torpor.memory.rows import (
+    Branch,
+    FactRow,
+    Head,
+    StateRow,
+    WatermarkRow,
+)
+from torpor.memory.store import Range
+from torpor.memory.unit import Unit
+from torpor.memory.view import View, load_branch
+
+MACHINE = "machine"
+"""Marks a suspension by a restore."""
+
+
+_BOUND = (Scope.MACHINE, Scope.TASK)
+
+
+def watermark(line: Line, snapshot: str) -> Watermark:
+    """Note where memory stands as `snapshot` is made; the same snapshot again gives the same mark."""
+    checks.name(snapshot, "snapshot")
+    known = line.store.newest(WatermarkRow, {"snapshot": snapshot})
+    if known is not None:
+        return _mark(known)
+    with line.write("watermark") as (work, view):
+        row = work.put(
+            WatermarkRow(
+                new_id("wm"),
+                work.tx,
+                view.branch.id,
+                line.agent,
+                snapshot,
+                work.tx,
+                line.head().epoch,
+                work.salt(),
+            )
+        )
+    return _mark(row)
+
+
+def _mark(row: WatermarkRow) -> Watermark:
+    return Watermark(row.snapshot, row.branch, row.at_tx, row.epoch)
+
+
+def find_watermark(line: Line, snapshot: str) -> WatermarkRow:
+    """Return the mark of a snapshot.
+
+    Raises:
+        NotFound: none was set.
+    """
+    found = line.store.newest(WatermarkRow, {"snapshot": snapshot})
+    if found is None:
+        raise NotFound(f"memory has no watermark of snapshot {snapshot}", snapshot=snapshot)
+    return found
+
+
+def on_restore(line: Line, snapshot: str, policy: Policy, reason: str) -> Restored:
+    """Bring memory in line with a machine that was put back to `snapshot`; see the table in the docs.
+
+    The epoch rises, so writers from before are refused from now on.
+    """
+    mark = find_watermark(line, snapshot)
+    if line.fixed_branch is not None:
+        raise WrongState(
+            "a restore moves the agent's head; this space is bound to one branch",
+            hint="open the space without branch",
+        )
+    since = effects_since(line, mark.at_tx)
+    with line.write("restore_machine", checks.reason(reason)) as (work, view):
+        epoch = line.head().epoch + 1
+        target = view.branch
+        touched: tuple[list[str], list[str], list[str]] = ([], [], [])
+        if policy is Policy.REWIND:
+            target = _branch_off(
+                work, mark.branch, mark.at_tx, line.agent, snapshot, f"rewind to {snapshot}"
+            )
+            work.branch = target.id
+        elif policy is Policy.RECONCILE:
+            touched = _reconcile(work, view, _view_at(line, mark), mark)
+        else:
+            touched = ([], [], _flag_unverified(work, view, mark))
+        work.put(Head(new_id("head"), work.tx, target.id, line.agent, epoch, work.salt()))
+        put_episode(
+            work,
+            view,
+            EpisodeInput(
+                f"The machine was restored to snapshot {snapshot} (policy {policy}); "
+                f"transactions {mark.at_tx + 1} to {work.tx - 1} are lost to it.",
+                SourceKind.SYSTEM,
+            ),
+            epoch,
+            findable=policy is not Policy.REWIND,
+        )
+        tx = work.tx
+    suspended, revived, flagged = (tuple(t) for t in touched)
+    return Restored(tx, policy, target.id, epoch, suspended, revived, flagged, since)
+
+
+def _view_at(line: Line, mark: WatermarkRow) -> View:
+    return View(line.store, load_branch(line.store, mark.branch), mark.at_tx)
+
+
+def _reconcile(
+    work: Unit, view: View, then: View, mark: WatermarkRow
+) -> tuple[list[str], list[str], list[str]]:
+    """Facts about the machine become what they were at the mark; the world's facts stay."""
+    changed = [
+        s.object
+        for s in view.store.select(StateRow, {"tx": Range(low=mark.at_tx + 1), "kind": "fact"})
+        if view.sees(s) or then.sees(s)
+    ]
+    changed += _lines_apart(view, then)
+    rows = view.store.select(FactRow, {"id": list(dict.fromkeys(changed))})
+    bound = [r.id for r in rows if r.scope in _BOUND]
+    now, before = view.states(bound), then.states(bound)
+    suspended, revived = [], []
+    for fact_id in bound:
+        old, current = before.get(fact_id), now.get(fact_id)
+        if old is None:
+            if current is not None and current.status == Status.ACTIVE:
+                work.set_state(
+                    fact_id,
+                    "fact",
+                    current,
+                    status=Status.SUSPENDED,
+                    flag=MACHINE,
+                    cause=mark.snapshot,
+                )
+                suspended.append(fact_id)
+        elif current is None or _content(current) != _content(old):
+            work.set_state(fact_id, "fact", old, cause=mark.snapshot)
+            if current is None or current.status != old.status:
+                revived.append(fact_id)
+    return suspended, revived, []
+
+
+def _lines_apart(view: View, then: View) -> list[str]:
+    """Facts that the mark's line has and this one does not, or the reverse: they lie on other branches."""
+    if then.branch.id == view.branch.id:
+        return []
+    theirs = {s.branch: s.cutoff for s in then.scopes}
+    mine = {s.branch: s.cutoff for s in view.scopes}
+    found: list[str] = []
+    for branch in {*theirs, *mine}:
+        low = min(theirs.get(branch, 0), mine.get(branch, 0))
+        high = max(theirs.get(branch, 0), mine.get(branch, 0))
+        if low < high:
+            where = {"branch": branch, "tx": Range(low + 1, high), "kind": "fact"}
+            found += [s.object for s in view.store.select(StateRow, where)]
+    return found
+
+
+def _content(state: StateRow) -> tuple[object, ...]:
+    return (state.status, state.ended_at, state.ended_by, state.expires_at, state.pinned)
+
+
+def _flag_unverified(work: Unit, view: View, mark: WatermarkRow) -> list[str]:
+    later = view.store.select(StateRow, {"tx": Range(low=mark.at_tx + 1), "kind": "fact"})
+    ids = list(dict.fromkeys(s.object for s in later if view.sees(s)))
+    bound = [r.id for r in view.store.select(FactRow, {"id": ids}) if r.scope in _BOUND]
+    states = view.states(bound)
+    flagged = [i for i in bound if states[i].status == Status.ACTIVE]
+    for fact_id in flagged:
+        work.set_state(fact_id, "fact", states[fact_id], flag="unverified", cause=mark.snapshot)
+    return flagged
+
+
+def _branch_off(
+    work: Unit, parent: str, fork_tx: int, agent: str, snapshot: str | None, reason: str
+) -> Branch:
+    above = load_branch(work.store, parent)
+    name = new_id("br")
+    return work.put(
+        Branch(
+            name, work.tx, name, agent, above.family, parent, fork_tx, snapshot, reason, work.salt()
+        )
+    )
+
+
+def fork(line: Line, agent: str, snapshot: str | None, reason: str) -> str:
+    """Give a new agent a child branch: it sees its parent's memory up to here, or up to a snapshot.
+
+    Raises:
+        Conflict: the agent has a memory already.
+    """
+    checks.name(agent, "agent")
+    with line.write("fork", checks.reason(reason)) as (work, view):
+        if line.store.newest(Head, {"agent": agent}) is not None:
+            raise Conflict(f"agent {agent} has a memory already", agent=agent)
+        parent, at = view.branch.id, work.tx - 1
+        if snapshot is not None:
+            mark = find_watermark(line, snapshot)
+            parent, at = mark.branch, mark.at_tx
+        made = _branch_off(work, parent, at, agent, snapshot, reason)
+        work.put(Head(new_id("head"), work.tx, made.id, agent, 1, work.salt()))
+        for effect in latest_effects(line, line.agent, at):
+            work.put(
+                effect._replace(
+                    id=new_id("ef"),
+                    tx=work.tx,
+                    branch=made.id,
+                    agent=agent,
+                    outcome=BY_PARENT + effect.outcome,
+                    salt=work.salt(),
+                )
+            )
+    return made.id
+
+
+def switch(line: Line, branch_id: str, reason: str) -> Done:
+    """Put the agent's head on another of its branches: the way back from a rewind."""
+    with line.write("switch", checks.reason(reason)) as (work, view):
+        target = load_branch(line.store, branch_id)
+        if target.agent != line.agent:
+            raise NotFound(f"agent {line.agent} has no branch {branch_id}")
+        if target.id == view.branch.id:
+            raise WrongState(f"agent {line.agent} is on branch {branch_id} already")
+        work.put(
+            Head(new_id("head"), work.tx, target.id, line.agent, line.head().epoch + 1, work.salt())
+        )
+        tx = work.tx
+    return Done(tx, "switch", (branch_id,))

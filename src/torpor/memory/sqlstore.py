@@ -1,0 +1,165 @@
+"""What every SQL store does alike; a subclass brings the connection, the text index and the scrubbing."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
+
+from torpor.errors import TorporError
+from torpor.memory import sql
+from torpor.memory.rows import TABLES, DocRow, columns
+from torpor.memory.store import Scope, Where
+
+R = TypeVar("R", bound=tuple[Any, ...])
+
+
+class SqlStore(ABC):
+    """Rows over one connection, held by a lock for the length of a transaction."""
+
+    order = "rowid"
+    """The column that numbers rows as they are written."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._depth = 0
+
+    @abstractmethod
+    def _run(self, query: str, values: Sequence[object] = ()) -> Any:
+        """Run one statement and return its cursor."""
+
+    @abstractmethod
+    def _run_many(self, query: str, rows: Iterable[tuple[Any, ...]]) -> None:
+        """Run one statement for each row."""
+
+    @abstractmethod
+    def _typed(self) -> AbstractContextManager[None]:
+        """Turn the driver's errors into ours."""
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Open a write transaction, or a part of the one that this thread is in."""
+        with self._lock, self._typed():
+            if self._depth:
+                yield
+                return
+            self._begin()
+            self._depth = 1
+            try:
+                yield
+                self._run("COMMIT")
+            except BaseException:
+                self._roll_back()
+                raise
+            finally:
+                self._depth = 0
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """Begin a transaction as the only writer."""
+
+    @abstractmethod
+    def _roll_back(self) -> None:
+        """Undo the transaction, if there still is one."""
+
+    def insert(self, row: tuple[Any, ...]) -> None:
+        """Add a row inside a transaction."""
+        with self._lock, self._typed():
+            self._run(sql.insert(type(row)), row)
+
+    def select(self, table: type[R], where: Where, *, limit: int | None = None) -> list[R]:
+        """Return the rows that match, in the order they were written."""
+        make = table._make  # type: ignore[attr-defined]  # every table is a NamedTuple
+        found: list[R] = []
+        with self._lock, self._typed():
+            for clause, values in sql.conditions(where):
+                found.extend(
+                    map(make, self._run(sql.select(table, clause, self.order, limit), values))
+                )
+        return found if limit is None else found[:limit]
+
+    def newest(self, table: type[R], where: Where) -> R | None:
+        """Return the row written last of those that match."""
+        make = table._make  # type: ignore[attr-defined]  # every table is a NamedTuple
+        with self._lock, self._typed():
+            for clause, values in sql.conditions(where):
+                row = self._run(
+                    sql.select(table, clause, f"{self.order} DESC", 1), values
+                ).fetchone()
+                if row is not None:
+                    result: R = make(row)
+                    return result
+        return None
+
+    def stream(self, table: type[R]) -> Iterator[R]:
+        """Yield all rows in the order they were written, a batch at a time."""
+        make = table._make  # type: ignore[attr-defined]  # every table is a NamedTuple
+        last = -1
+        query = f"SELECT {self.order}, {sql.names(table)} FROM {TABLES[table]} WHERE {self.order} > ? ORDER BY {self.order} LIMIT 1000"  # noqa: S608  # names come from rows.py
+        while True:
+            with self._lock, self._typed():
+                rows = self._run(query, (last,)).fetchall()
+            if not rows:
+                return
+            last = rows[-1][0]
+            for row in rows:
+                yield make(row[1:])
+
+    def count(self, table: type[tuple[Any, ...]], where: Where) -> int:
+        """Return how many rows match."""
+        total = 0
+        with self._lock, self._typed():
+            for clause, values in sql.conditions(where):
+                query = f"SELECT count(*) FROM {TABLES[table]}{clause}"  # noqa: S608  # names come from rows.py
+                total += self._run(query, values).fetchone()[0]
+        return total
+
+    def delete(self, table: type[tuple[Any, ...]], column: str, values: Sequence[str]) -> int:
+        """Delete rows inside a transaction."""
+        if column not in columns(table):
+            raise TorporError(f"table {TABLES[table]} has no column {column}")
+        gone = 0
+        with self._lock, self._typed():
+            for clause, part in sql.conditions({column: list(values)}):
+                gone += self._run(f"DELETE FROM {TABLES[table]}{clause}", part).rowcount  # noqa: S608  # names come from rows.py
+        return gone
+
+    def blank_reason(self, tx: int) -> None:
+        """Remove a transaction's reason and salt."""
+        with self._lock, self._typed():
+            self._run("UPDATE txn SET reason = NULL, salt = NULL WHERE tx = ?", (tx,))
+
+    def last_tx(self) -> int:
+        """Return the number of the last transaction."""
+        with self._lock, self._typed():
+            return int(self._run("SELECT coalesce(max(tx), 0) FROM txn").fetchone()[0])
+
+    def documents(self, scopes: Sequence[Scope], after: int) -> list[DocRow]:
+        """Return documents above number `after` in `scopes`."""
+        clause, values = sql.scoped(scopes)
+        query = sql.select(DocRow, f" WHERE doc > ? AND ({clause})", "doc", None)
+        with self._lock, self._typed():
+            return [DocRow._make(row) for row in self._run(query, (after, *values))]
+
+    def vectors(self, model: str, owners: Sequence[str]) -> dict[str, bytes]:
+        """Return the vectors of `owners` made by `model`."""
+        found: dict[str, bytes] = {}
+        with self._lock, self._typed():
+            for clause, values in sql.conditions({"owner": list(owners)}):
+                query = f"SELECT owner, blob FROM embedding{clause} AND model = ?"  # noqa: S608  # only placeholders
+                found.update(self._run(query, (*values, model)).fetchall())
+        return found
+
+    def meta(self, key: str) -> str | None:
+        """Return a setting."""
+        with self._lock, self._typed():
+            row = self._run("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+        return None if row is None else str(row[0])
+
+    def _insert_many(self, rows: Sequence[tuple[Any, ...]]) -> None:
+        for table, group in itertools.groupby(rows, type):
+            self._run_many(sql.insert(table), group)

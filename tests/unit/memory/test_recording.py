@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from tests.unit.memory.clock import FakeClock, day
+from torpor.errors import InvalidRequest, LimitExceeded, NotFound, WrongState
+from torpor.memory import EpisodeInput, FactInput, Memory, SourceKind, Space, Status
+
+
+def test_an_episode_is_kept_verbatim(mem: Space) -> None:
+    text = "  Ünïcode, 'quotes' \"and\" \t tabs\nand lines; DROP TABLE episode; \u202e🙂 "
+    made = mem.record(text, "tool", occurred_at=day(-3), session="s", subjects=["alice"])
+    found = mem.episode(made.id)
+    assert found == made
+    assert found.content == text
+    assert (found.source_kind, found.session, found.subjects) == (SourceKind.TOOL, "s", ("alice",))
+    assert found.occurred_at == day(-3)
+    assert found.occurred_at.tzinfo is UTC
+
+
+@pytest.mark.parametrize(
+    ("content", "error"),
+    [
+        (b"\x89PNG\r\n", InvalidRequest),
+        ("nul\0inside", InvalidRequest),
+        ("lone \ud800 surrogate", InvalidRequest),
+        ("", InvalidRequest),
+        ("   \n", InvalidRequest),
+        (None, InvalidRequest),
+        ("x" * ((1 << 20) + 1), LimitExceeded),
+        ("é" * (600 << 10), LimitExceeded),
+    ],
+)
+def test_content_that_cannot_be_kept_is_refused_and_nothing_is_written(
+    mem: Space, content: Any, error: type[Exception]
+) -> None:
+    before = mem.tx
+    with pytest.raises(error):
+        mem.record(content)
+    assert mem.tx == before
+    assert mem.episodes() == []
+
+
+def test_content_of_the_greatest_size_is_kept_and_found(mem: Space) -> None:
+    text = "filler " * 149_000 + "needleword"
+    made = mem.record(text)
+    found = mem.recall("needleword")
+    assert [i.id for i in found] == [made.id]
+    assert "needleword" in found.items[0].text
+    assert len(found.items[0].text) < 2000
+
+
+def test_several_episodes_are_one_transaction_or_none(mem: Space) -> None:
+    made = mem.record_many([EpisodeInput("one"), EpisodeInput("two")])
+    assert len({e.tx for e in made}) == 1
+    assert [e.seq for e in made] == [0, 1]
+    with pytest.raises(InvalidRequest):
+        mem.record_many([EpisodeInput("three"), EpisodeInput("")])
+    assert len(mem.episodes()) == 2
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"source_kind": "rumour"},
+        {"sensitivity": "top"},
+        {"occurred_at": datetime(2026, 1, 1)},  # noqa: DTZ001  # without a zone on purpose
+        {"session": "two\nlines"},
+        {"subjects": "alice"},
+    ],
+)
+def test_wrong_particulars_of_an_episode_are_refused(mem: Space, wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest):
+        mem.record("something", **wrong)
+    assert mem.episodes() == []
+
+
+def test_a_fact_without_evidence_rests_on_an_episode_of_its_own(mem: Space) -> None:
+    fact = mem.remember("billing", "database", "Postgres")
+    told = mem.explain(fact)
+    assert [q.text for q in told.evidence] == ["billing: database = Postgres"]
+    assert told.fact.authority == "agent_inferred"
+    assert mem.consolidate().items == (), "its own episode is not read again"
+
+
+def test_a_fact_takes_its_authority_and_time_from_its_evidence(mem: Space) -> None:
+    episode = mem.record("The port is 8080 now.", "tool", occurred_at=day(-2))
+    fact = mem.remember("app", "port", 8080, evidence=[(episode.id, "port is 8080")])
+    assert fact.authority == "tool_observed"
+    assert fact.valid_from == day(-2)
+    quote = mem.explain(fact).evidence[0]
+    assert (quote.text, quote.start, quote.live) == ("port is 8080", 4, True)
+
+
+def test_a_quote_that_is_not_in_the_episode_is_refused(mem: Space) -> None:
+    episode = mem.record("The port is 8080 now.")
+    before = mem.tx
+    for quote in ("port is 9090", ""):
+        with pytest.raises(InvalidRequest, match="quote"):
+            mem.remember("app", "port", 9090, evidence=[(episode.id, quote)])
+    assert mem.tx == before
+
+
+def test_recalled_text_cannot_support_a_fact(mem: Space) -> None:
+    episode = mem.record("The port is 8080.", "recalled")
+    with pytest.raises(InvalidRequest, match="recalled"):
+        mem.remember("app", "port", 8080, evidence=[episode.id])
+
+
+def test_unknown_ids_are_not_found(mem: Space) -> None:
+    with pytest.raises(NotFound):
+        mem.remember("a", "b", 1, evidence=["ep_missing"])
+    with pytest.raises(NotFound):
+        mem.remember("a", "b", 1, derived_from=["fact_missing"])
+    with pytest.raises(NotFound):
+        mem.fact("fact_missing")
+    with pytest.raises(NotFound):
+        mem.episode("ep_missing")
+    assert mem.facts() == []
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"value": float("nan")},
+        {"value": {"a": object()}},
+        {"value": "nul \0"},
+        {"subject": ""},
+        {"attribute": "two\nlines"},
+        {"subject": "x" * 300},
+        {"kind": "gossip"},
+        {"confidence": 1.5},
+        {"valid_from": day(2), "valid_to": day(1)},
+        {"precision": "about"},
+        {"evidence": "ep_1"},
+    ],
+)
+def test_wrong_particulars_of_a_fact_are_refused(mem: Space, wrong: dict[str, Any]) -> None:
+    before = mem.tx
+    with pytest.raises((InvalidRequest, LimitExceeded)):
+        mem.remember(**{"subject": "a", "attribute": "b", "value": 1, **wrong})
+    assert mem.tx == before
+
+
+def test_values_keep_their_type(mem: Space) -> None:
+    for value in (None, True, 0, -1.5, "text", [1, "two"], {"k": [None]}):
+        assert mem.remember("a", "b", value, cardinality="many").value == value
+
+
+def test_the_same_claim_again_is_a_confirmation(mem: Space, clock: FakeClock) -> None:
+    first = mem.remember("user", "home", "Rome", authority="user_said")
+    clock.advance(days=10, seconds=1)
+    again = mem.remember("User", "home ", "rome.", authority="user_said")
+    assert again.id == first.id
+    assert (again.confirmed_at - first.confirmed_at).days == 10
+    assert len(mem.explain(first).evidence) == 2
+    assert len(mem.facts()) == 1
+
+
+def test_many_values_stand_beside_each_other(mem: Space) -> None:
+    for language in ("Python", "Rust", "C"):
+        mem.remember("user", "speaks", language, cardinality="many")
+    assert {f.value for f in mem.facts("user", "speaks")} == {"Python", "Rust", "C"}
+    assert mem.conflicts() == []
+
+
+def test_facts_in_one_transaction_see_each_other(mem: Space) -> None:
+    first, second = mem.remember_many(
+        [
+            FactInput("app", "port", 1, valid_from=day(-2)),
+            FactInput("app", "port", 2, valid_from=day(-1)),
+        ]
+    )
+    assert first.tx == second.tx
+    assert mem.fact(first.id).status is Status.SUPERSEDED
+
+
+def test_a_space_of_the_past_cannot_be_written(memory: Memory, mem: Space) -> None:
+    mem.remember("app", "port", 1)
+    then = memory.space(agent="hermes-1", known_at=mem.tx)
+    mem.remember("app", "port", 2)
+    assert [f.value for f in then.facts("app")] == [1]
+    for write in (lambda: then.record("x"), lambda: then.retract("x", "y")):
+        with pytest.raises(WrongState):
+            write()
+
+
+def test_known_at_takes_a_time(memory: Memory, clock: FakeClock) -> None:
+    space = memory.space("timed")
+    clock.advance(days=1)
+    space.remember("app", "port", 1)
+    between = clock.advance(days=1)
+    clock.advance(days=1)
+    space.remember("app", "port", 2)
+    assert [f.value for f in space.facts("app", known_at=between)] == [1]
+    assert [f.value for f in memory.space("timed", known_at=between).facts("app")] == [1]
+
+
+def test_agents_in_one_file_do_not_see_each_other(memory: Memory) -> None:
+    one, two = memory.space("one"), memory.space("two")
+    fact = one.remember("app", "port", 1)
+    episode = one.record("the app listens on port 1")
+    assert two.facts() == []
+    assert two.episodes() == []
+    assert len(two.recall("app port")) == 0
+    for call in (two.fact, two.explain, two.history):
+        with pytest.raises(NotFound):
+            call(fact.id)
+    with pytest.raises(NotFound):
+        two.retract(episode.id, "not mine")
+    with pytest.raises(NotFound):
+        two.explain(one.recall("port").id)
+    assert two.remember("app", "port", 2).status is Status.ACTIVE
+    assert [f.value for f in one.facts("app")] == [1]
