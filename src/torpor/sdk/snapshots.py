@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Self
 
@@ -21,6 +21,7 @@ from torpor.model import (
 )
 from torpor.sdk import forks
 from torpor.sdk.client import Client, Connection, connection, quote_part, resolved
+from torpor.sdk.diff import SKIP, SnapshotDiff, diff
 from torpor.sdk.dual import dual
 from torpor.sdk.family import FamilyNode, LayersReport, nodes_of, report_of
 from torpor.sdk.snapshot_results import LIFE_LIMIT_S, Verification, snapshot_info, verification
@@ -212,6 +213,29 @@ class AsyncSnapshot(SnapshotFields):
             idle_seconds=idle_seconds,
             allow_cold=allow_cold,
             client=self._client,
+        )
+
+    @dual
+    async def diff(
+        self, other_id: str, *, skip: Sequence[str] = SKIP, allow_cold: bool = False
+    ) -> SnapshotDiff:
+        """Return the files and packages that differ between this snapshot and a later one.
+
+        Both are restored as throw-away sandboxes without a network, looked at, and deleted, however this
+        ends. Running programs go on in them meanwhile, so what they write by themselves shows too.
+
+        Args:
+            other_id: the snapshot to compare with.
+            skip: absolute paths that are not looked at, with all below them.
+            allow_cold: start them from the disk alone if their RAM cannot go on here.
+
+        Raises:
+            NotFound: one of them is not there.
+            InsufficientResources: the host has no room for two more machines.
+            TorporError: as `restore` and `exec`.
+        """
+        return await diff(
+            self._id, SnapshotId(other_id), self._client, skip=skip, allow_cold=allow_cold
         )
 
     fork = forks.fork
