@@ -21,12 +21,12 @@ from torpor.model import (
 )
 from torpor.sdk import forks
 from torpor.sdk.client import Client, Connection, connection, quote_part, resolved
-from torpor.sdk.diff import SKIP, SnapshotDiff, diff
 from torpor.sdk.dual import dual
-from torpor.sdk.family import FamilyNode, LayersReport, nodes_of, report_of
 from torpor.sdk.snapshot_results import LIFE_LIMIT_S, Verification, snapshot_info, verification
 
 if TYPE_CHECKING:
+    from torpor.sdk.diff import SnapshotDiff
+    from torpor.sdk.family import FamilyNode, LayersReport
     from torpor.sdk.sandbox import AsyncSandbox
 
 VERIFY_LIMIT_S = 3600.0
@@ -159,6 +159,8 @@ class AsyncSnapshot(SnapshotFields):
     @classmethod
     async def layers(cls, *, client: Client | None = None) -> LayersReport:
         """Return the layers on disk: who needs which, what is shared, and what each deletion would free."""
+        from torpor.sdk.family import report_of
+
         return report_of(await connection(client).call("GET", "/v1/layers"))
 
     @classmethod
@@ -166,6 +168,8 @@ class AsyncSnapshot(SnapshotFields):
         cls, *, sandbox_id: str | None = None, client: Client | None = None
     ) -> builtins.list[FamilyNode]:
         """Return the family of all there is, or of one sandbox: parents before children, oldest first."""
+        from torpor.sdk.family import nodes_of
+
         query = [("sandbox_id", sandbox_id)] if sandbox_id is not None else []
         return nodes_of(await connection(client).call("GET", "/v1/tree", query=query))
 
@@ -217,7 +221,7 @@ class AsyncSnapshot(SnapshotFields):
 
     @dual
     async def diff(
-        self, other_id: str, *, skip: Sequence[str] = SKIP, allow_cold: bool = False
+        self, other_id: str, *, skip: Sequence[str] | None = None, allow_cold: bool = False
     ) -> SnapshotDiff:
         """Return the files and packages that differ between this snapshot and a later one.
 
@@ -226,7 +230,8 @@ class AsyncSnapshot(SnapshotFields):
 
         Args:
             other_id: the snapshot to compare with.
-            skip: absolute paths that are not looked at, with all below them.
+            skip: absolute paths that are not looked at, with all below them; None: /proc, /sys, /dev,
+                /run and /tmp.
             allow_cold: start them from the disk alone if their RAM cannot go on here.
 
         Raises:
@@ -234,8 +239,14 @@ class AsyncSnapshot(SnapshotFields):
             InsufficientResources: the host has no room for two more machines.
             TorporError: as `restore` and `exec`.
         """
+        from torpor.sdk.diff import SKIP, diff
+
         return await diff(
-            self._id, SnapshotId(other_id), self._client, skip=skip, allow_cold=allow_cold
+            self._id,
+            SnapshotId(other_id),
+            self._client,
+            skip=SKIP if skip is None else skip,
+            allow_cold=allow_cold,
         )
 
     fork = forks.fork

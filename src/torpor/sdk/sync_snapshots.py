@@ -11,15 +11,14 @@ from typing_extensions import override
 from torpor.model import Network, OnTimeout, SnapshotId, SnapshotInfo
 from torpor.sdk import sync_forks
 from torpor.sdk.client import Client
-from torpor.sdk.diff import SKIP, SnapshotDiff
 from torpor.sdk.dual import dual
-from torpor.sdk.family import FamilyNode, LayersReport
 from torpor.sdk.loop import loop_thread
 from torpor.sdk.snapshot_results import Verification
 from torpor.sdk.snapshots import AsyncSnapshot, SnapshotFields
-from torpor.sdk.temporary import CLEANUP_LIMIT_S
 
 if TYPE_CHECKING:
+    from torpor.sdk.diff import SnapshotDiff
+    from torpor.sdk.family import FamilyNode, LayersReport
     from torpor.sdk.sync_sandbox import Sandbox
 
 
@@ -115,7 +114,7 @@ class Snapshot(SnapshotFields):
 
     @dual
     def diff(
-        self, other_id: str, *, skip: Sequence[str] = SKIP, allow_cold: bool = False
+        self, other_id: str, *, skip: Sequence[str] | None = None, allow_cold: bool = False
     ) -> SnapshotDiff:
         """Return the files and packages that differ between this snapshot and a later one.
 
@@ -126,6 +125,8 @@ class Snapshot(SnapshotFields):
             NotFound: one of them is not there.
             InsufficientResources: the host has no room for two more machines.
         """
+        from torpor.sdk.temporary import CLEANUP_LIMIT_S
+
         return loop_thread.run(
             self._snapshot.diff(other_id, skip=skip, allow_cold=allow_cold),
             cleanup_limit_s=CLEANUP_LIMIT_S,
