@@ -22,6 +22,7 @@ from torpor.model import (
 from torpor.sdk import forks
 from torpor.sdk.client import Client, Connection, connection, quote_part, resolved
 from torpor.sdk.dual import dual
+from torpor.sdk.family import FamilyNode, LayersReport, nodes_of, report_of
 from torpor.sdk.snapshot_results import LIFE_LIMIT_S, Verification, snapshot_info, verification
 
 if TYPE_CHECKING:
@@ -153,6 +154,19 @@ class AsyncSnapshot(SnapshotFields):
         body = await made.call("GET", "/v1/snapshots", query=query)
         found = [snapshot_info(item) for item in body["snapshots"]]
         return [cls(info.id, info, client) for info in found]
+
+    @classmethod
+    async def layers(cls, *, client: Client | None = None) -> LayersReport:
+        """Return the layers on disk: who needs which, what is shared, and what each deletion would free."""
+        return report_of(await connection(client).call("GET", "/v1/layers"))
+
+    @classmethod
+    async def tree(
+        cls, *, sandbox_id: str | None = None, client: Client | None = None
+    ) -> builtins.list[FamilyNode]:
+        """Return the family of all there is, or of one sandbox: parents before children, oldest first."""
+        query = [("sandbox_id", sandbox_id)] if sandbox_id is not None else []
+        return nodes_of(await connection(client).call("GET", "/v1/tree", query=query))
 
     @dual
     async def delete(self) -> int:

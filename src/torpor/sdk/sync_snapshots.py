@@ -12,6 +12,7 @@ from torpor.model import Network, OnTimeout, SnapshotId, SnapshotInfo
 from torpor.sdk import sync_forks
 from torpor.sdk.client import Client
 from torpor.sdk.dual import dual
+from torpor.sdk.family import FamilyNode, LayersReport
 from torpor.sdk.loop import loop_thread
 from torpor.sdk.snapshot_results import Verification
 from torpor.sdk.snapshots import AsyncSnapshot, SnapshotFields
@@ -58,6 +59,18 @@ class Snapshot(SnapshotFields):
         """Return the snapshots, newest first: of one sandbox, which may be deleted, or all."""
         found = loop_thread.run(AsyncSnapshot.list(sandbox_id=sandbox_id, client=client))
         return [cls(snapshot) for snapshot in found]
+
+    @classmethod
+    def layers(cls, *, client: Client | None = None) -> LayersReport:
+        """Return the layers on disk: who needs which, what is shared, and what each deletion would free."""
+        return loop_thread.run(AsyncSnapshot.layers(client=client))
+
+    @classmethod
+    def tree(
+        cls, *, sandbox_id: str | None = None, client: Client | None = None
+    ) -> builtins.list[FamilyNode]:
+        """Return the family of all there is, or of one sandbox: parents before children, oldest first."""
+        return loop_thread.run(AsyncSnapshot.tree(sandbox_id=sandbox_id, client=client))
 
     @dual
     def delete(self) -> int:
