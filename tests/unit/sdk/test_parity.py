@@ -29,6 +29,7 @@ PAIRS = [
 ]
 DUALS = {
     "delete",
+    "explore",
     "hibernate",
     "hold",
     "kill",
