@@ -69,8 +69,8 @@ class FakeVmm:
         self._driver.note(self._folder, active=str(overlay))
         await self._driver.step("switched")
 
-    async def active_disk(self) -> Path:
-        return Path(self._driver.noted(self._folder)["active"])
+    async def active_disk(self) -> str:
+        return Path(self._driver.noted(self._folder)["active"]).stem
 
     async def kill(self) -> None:
         await self.process.kill()

@@ -228,7 +228,7 @@ async def switched(vmm: Vmm, layers: MachineLayers) -> MachineLayers:
     """Return `layers` as they are after a switch that may or may not have happened."""
     if layers.next_active is None:
         return layers
-    active = (await vmm.active_disk()).name.partition(".")[0]
+    active = await vmm.active_disk()
     if active == layers.next_active:
         assert layers.active is not None
         return replace(layers, disk=(*layers.disk, layers.active), active=active, next_active=None)

@@ -36,10 +36,13 @@ def test_every_layer_is_read_only_and_has_an_explicit_backing() -> None:
     argv = _argv(layers=(Path("/t/disk.raw"), Path("/l/1.qcow2")))
     nodes = [json.loads(text) for text in _options(argv, "-blockdev")]
     assert [(n["driver"], n["node-name"], n["read-only"], n.get("backing")) for n in nodes] == [
-        ("raw", "layer0", True, None),
-        ("qcow2", "layer1", True, "layer0"),
-        ("qcow2", "top", False, "layer1"),
+        ("raw", "template0", True, None),
+        ("qcow2", "1", True, "template0"),
+        ("qcow2", "disk", False, "1"),
     ]
+    assert all(n["file"]["auto-read-only"] for n in nodes), (
+        "what becomes a layer is opened anew for reading"
+    )
     assert [n["file"]["read-only"] for n in nodes] == [True, True, False]
 
 

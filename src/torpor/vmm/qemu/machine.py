@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import errno
 import os
-import secrets
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -102,9 +101,9 @@ class QemuMachine:
     async def switch_disk(self, overlay: Path) -> None:
         """Send all further writes to `overlay`."""
         await asyncio.to_thread(give_to_vmm, self._folder, overlay)
-        node = f"active-{secrets.token_hex(6)}"
-        top = (await self._root_disk())["node-name"]
-        await self._execute("blockdev-add", timeout_s=10.0, **command.overlay_node(node, overlay))
+        top = await self.active_disk()
+        await self._execute("blockdev-add", timeout_s=10.0, **command.overlay_node(overlay))
+        node = command.node_name(overlay)
         try:
             await self._execute("blockdev-snapshot", timeout_s=30.0, node=top, overlay=node)
         except VmmFailed:
@@ -112,9 +111,9 @@ class QemuMachine:
                 await self._execute("blockdev-del", timeout_s=10.0, **{"node-name": node})
             raise
 
-    async def active_disk(self) -> Path:
-        """Return the overlay that takes the machine's writes."""
-        return Path(str((await self._root_disk())["file"]))
+    async def active_disk(self) -> str:
+        """Return the name of the overlay that takes the machine's writes."""
+        return str((await self._root_disk())["node-name"])
 
     async def _root_disk(self) -> dict[str, Any]:
         devices = await self._execute("query-block", timeout_s=10.0)
