@@ -34,6 +34,7 @@ COMMANDS: dict[str, Lazy] = {
     "wake": Lazy("torpor.cli.moves", "wake", "Let hibernated sandboxes go on."),
     "tree": Lazy("torpor.cli.family", "tree", "Draw the family of snapshots and sandboxes."),
     "layers": Lazy("torpor.cli.family", "layers", "Say what takes up the disk and what frees it."),
+    "diff": Lazy("torpor.cli.diff", "diff", "Say which files and packages differ."),
     "idle": Lazy("torpor.cli.moves", "idle", "Say when a sandbox is to hibernate by itself."),
     "rm": Lazy("torpor.cli.sandboxes", "rm", "End and remove sandboxes."),
     "logs": Lazy("torpor.cli.sandboxes", "logs", "Print a sandbox's console log."),

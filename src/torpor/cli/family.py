@@ -104,26 +104,27 @@ def _words(node: FamilyNode) -> Text:
 
 
 def layers(
-    dry_run: Annotated[
+    doomed: Annotated[
         list[str] | None,
-        typer.Option(
-            "--dry-run",
-            metavar="SNAPSHOT|SANDBOX",
-            help="Say what deleting all of these would free; may be given several times.",
+        typer.Argument(
+            metavar="[SNAPSHOT|SANDBOX…]", help="Say what deleting all of these would free."
         ),
     ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say it, which is all this command ever does.")
+    ] = False,
     every: Annotated[bool, typer.Option("--all", help="List each layer too.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Say what takes up the disk: shared and exclusive bytes, and what each deletion would free.
 
-    Nothing is deleted by this. Layers that nothing needs are removed by themselves.
+    Nothing is deleted by this, with or without --dry-run. Layers that nothing needs are removed by themselves.
     """
     from torpor.sdk.sync_snapshots import Snapshot
 
     report = Snapshot.layers()
-    if dry_run:
-        ids = sorted({find_source(text) for text in dry_run})
+    if doomed:
+        ids = sorted({find_source(text) for text in doomed})
         freed = report.freed_by(ids)
         asleep = sorted({s for owner in report.snapshots if owner.id in ids for s in owner.asleep})
         held = [sandbox for sandbox in asleep if sandbox not in ids]

@@ -117,8 +117,9 @@ class Engine:
                 self._supervisor.launch(
                     found.task.rollback(found.rollback_to), name="rollback again"
                 )
-        await self.collect()
         await asyncio.to_thread(self._parts.templates.collect, self._digests())
+        await self._warm.drop_stale()
+        await self.collect()
         self._supervisor.launch(self._upkeep(), name="upkeep")
 
     async def aclose(self) -> None:
@@ -392,6 +393,7 @@ class Engine:
         """Forget a template that no sandbox needs."""
         async with self._admission:  # no create may begin on it meanwhile
             await asyncio.to_thread(self._parts.templates.delete, name, needed=self._digests())
+            await self._warm.drop_stale()
 
     async def doctor(self) -> dict[str, object]:
         """Return what `torpor doctor --json` prints."""

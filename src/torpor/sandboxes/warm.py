@@ -15,6 +15,7 @@ from torpor.base.aio import Supervisor, finish
 from torpor.base.faults import reach
 from torpor.base.ids import new_id
 from torpor.db.sandboxes import MachineLayers, SandboxRow, SandboxRows
+from torpor.errors import NotFound
 from torpor.layers.manifest import Manifest
 from torpor.model import SandboxId, SandboxInfo, SandboxState
 from torpor.sandboxes import folder as files
@@ -75,6 +76,18 @@ class WarmTemplates:
                 found = await self._take(template)
                 await asyncio.to_thread(self._parts.layers.image, found)
             return found
+
+    async def drop_stale(self) -> None:
+        """Remove the snapshots of templates that are gone; layers that others need stay."""
+        for manifest in self._parts.layers.snapshots():
+            if manifest.info.reason != "template":
+                continue
+            try:
+                await asyncio.to_thread(
+                    self._parts.templates.by_digest, manifest.info.template_digest
+                )
+            except NotFound:
+                await asyncio.to_thread(self._parts.layers.remove, manifest.info.id)
 
     async def aclose(self) -> None:
         """End what is under way."""

@@ -91,27 +91,20 @@ class Explorer:
                 f"there are {len(plan.candidates)} candidates; 1 to {CANDIDATES_MOST} are wanted"
             )
         self._plan = plan
-        self._ended: asyncio.Event | None = None
         self._winner: AsyncSandbox | None = None
 
     async def abandon(self) -> None:
-        """Return when a `run` whose result nobody gets has deleted its forks, the winner too."""
-        if self._ended is not None:
-            await self._ended.wait()
+        """Delete the winner of a `run` whose result nobody got."""
         if self._winner is not None:
             await self._winner.delete()
 
     async def run(self) -> Exploration[AsyncSandbox]:
         """Fork, try, score; keep the winner and delete the rest, also after an error or when cancelled."""
-        self._ended = asyncio.Event()
-        try:
-            temporary = Temporary()
-            async with temporary:
-                found = await self._explore(temporary)
-            self._winner = found.winner
-            return replace(found, leftovers=dict(temporary.leftovers))
-        finally:
-            self._ended.set()
+        temporary = Temporary()
+        async with temporary:
+            found = await self._explore(temporary)
+        self._winner = found.winner
+        return replace(found, leftovers=dict(temporary.leftovers))
 
     async def _explore(self, temporary: Temporary) -> Exploration[AsyncSandbox]:
         forks = await temporary.make(self._fork())

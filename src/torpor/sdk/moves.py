@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Self
 from torpor.model import Consistency, Network, OnTimeout
 from torpor.sdk.client import Client, connection, quote_part
 from torpor.sdk.dual import dual, dual_async_self
-from torpor.sdk.explore import Exploration, Explorer, Plan
 from torpor.sdk.handle import AsyncHandle
 from torpor.sdk.hold import LEASE_SECONDS, AsyncHold
 from torpor.sdk.parse import sandbox_info
@@ -22,6 +21,7 @@ from torpor.sdk.snapshot_results import (
 from torpor.sdk.snapshots import AsyncSnapshot
 
 if TYPE_CHECKING:
+    from torpor.sdk.explore import Exploration
     from torpor.sdk.process import Command
     from torpor.sdk.sandbox import AsyncSandbox
 
@@ -236,6 +236,8 @@ class AsyncMoves(AsyncHandle):
             InvalidRequest: there is no candidate, or there are more than 100.
             TorporError: as `fork`, if no fork could be begun.
         """
+        from torpor.sdk.explore import Explorer, Plan
+
         plan = Plan(
             source_id=self._id,
             client=self._client,

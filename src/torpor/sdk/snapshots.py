@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Self
 
@@ -22,10 +22,11 @@ from torpor.model import (
 from torpor.sdk import forks
 from torpor.sdk.client import Client, Connection, connection, quote_part, resolved
 from torpor.sdk.dual import dual
-from torpor.sdk.family import FamilyNode, LayersReport, nodes_of, report_of
 from torpor.sdk.snapshot_results import LIFE_LIMIT_S, Verification, snapshot_info, verification
 
 if TYPE_CHECKING:
+    from torpor.sdk.diff import SnapshotDiff
+    from torpor.sdk.family import FamilyNode, LayersReport
     from torpor.sdk.sandbox import AsyncSandbox
 
 VERIFY_LIMIT_S = 3600.0
@@ -158,6 +159,8 @@ class AsyncSnapshot(SnapshotFields):
     @classmethod
     async def layers(cls, *, client: Client | None = None) -> LayersReport:
         """Return the layers on disk: who needs which, what is shared, and what each deletion would free."""
+        from torpor.sdk.family import report_of
+
         return report_of(await connection(client).call("GET", "/v1/layers"))
 
     @classmethod
@@ -165,6 +168,8 @@ class AsyncSnapshot(SnapshotFields):
         cls, *, sandbox_id: str | None = None, client: Client | None = None
     ) -> builtins.list[FamilyNode]:
         """Return the family of all there is, or of one sandbox: parents before children, oldest first."""
+        from torpor.sdk.family import nodes_of
+
         query = [("sandbox_id", sandbox_id)] if sandbox_id is not None else []
         return nodes_of(await connection(client).call("GET", "/v1/tree", query=query))
 
@@ -212,6 +217,36 @@ class AsyncSnapshot(SnapshotFields):
             idle_seconds=idle_seconds,
             allow_cold=allow_cold,
             client=self._client,
+        )
+
+    @dual
+    async def diff(
+        self, other_id: str, *, skip: Sequence[str] | None = None, allow_cold: bool = False
+    ) -> SnapshotDiff:
+        """Return the files and packages that differ between this snapshot and a later one.
+
+        Both are restored as throw-away sandboxes without a network, looked at, and deleted, however this
+        ends. Running programs go on in them meanwhile, so what they write by themselves shows too.
+
+        Args:
+            other_id: the snapshot to compare with.
+            skip: absolute paths that are not looked at, with all below them; None: /proc, /sys, /dev,
+                /run and /tmp.
+            allow_cold: start them from the disk alone if their RAM cannot go on here.
+
+        Raises:
+            NotFound: one of them is not there.
+            InsufficientResources: the host has no room for two more machines.
+            TorporError: as `restore` and `exec`.
+        """
+        from torpor.sdk.diff import SKIP, diff
+
+        return await diff(
+            self._id,
+            SnapshotId(other_id),
+            self._client,
+            skip=SKIP if skip is None else skip,
+            allow_cold=allow_cold,
         )
 
     fork = forks.fork

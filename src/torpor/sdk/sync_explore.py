@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torpor.sdk.explore import Exploration, Explorer, Plan
 from torpor.sdk.loop import loop_thread
 from torpor.sdk.sandbox import AsyncSandbox
-from torpor.sdk.temporary import in_thread
+from torpor.sdk.temporary import CLEANUP_LIMIT_S, in_thread
 
 if TYPE_CHECKING:
     from torpor.sdk.sync_sandbox import Sandbox
@@ -27,9 +27,10 @@ def explore(plan: Plan) -> Exploration[Sandbox]:
         )
     )
     try:
-        found = loop_thread.run(explorer.run())
+        # a second Ctrl-C leaves the forks to their TTL
+        found = loop_thread.run(explorer.run(), cleanup_limit_s=CLEANUP_LIMIT_S)
     except BaseException:
-        loop_thread.run(explorer.abandon())  # after Ctrl-C too; a second one leaves it to the TTL
+        loop_thread.run(explorer.abandon())
         raise
     outcomes = tuple(replace(o, candidate=plan.candidates[o.index]) for o in found.outcomes)
     return Exploration(

@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Any, Self
 from torpor.model import Consistency, Network, OnTimeout
 from torpor.sdk.client import Client
 from torpor.sdk.dual import dual, dual_self
-from torpor.sdk.explore import Exploration, Plan
 from torpor.sdk.hold import LEASE_SECONDS, Hold
 from torpor.sdk.loop import loop_thread
 from torpor.sdk.sandbox import AsyncSandbox
 from torpor.sdk.snapshot_results import Promotion
-from torpor.sdk.sync_explore import explore
 from torpor.sdk.sync_handle import Handle
 from torpor.sdk.sync_snapshots import Snapshot
 
 if TYPE_CHECKING:
+    from torpor.sdk.explore import Exploration
     from torpor.sdk.process import Command
     from torpor.sdk.sync_sandbox import Sandbox
 
@@ -159,6 +158,9 @@ class Moves(Handle):
             InvalidRequest: there is no candidate, or there are more than 100.
             TorporError: as `fork`, if no fork could be begun.
         """
+        from torpor.sdk.explore import Plan
+        from torpor.sdk.sync_explore import explore
+
         plan = Plan(
             source_id=self.id,
             client=self._sandbox._client,

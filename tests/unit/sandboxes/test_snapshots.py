@@ -444,3 +444,18 @@ def test_the_next_daemon_knows_the_snapshots_and_the_sleepers(play: Play) -> Non
         assert SandboxId(other.id) in {s.sandbox_id for s in await world.engine.snapshots()}
 
     play(scene)
+
+
+def test_the_snapshot_of_a_template_that_is_gone_goes_too(play: Play) -> None:
+    async def scene(world: World) -> None:
+        await world.warm()
+        (own,) = await world.engine.snapshots()
+        assert own.reason == "template"
+        await world.restart()
+        assert await world.engine.snapshots() == (own,)
+        world.templates.gone.add(own.template_digest)
+        await world.restart()
+        assert await world.engine.snapshots() == ()
+        assert _layers(world) == set()
+
+    play(scene)

@@ -44,7 +44,7 @@ DUALS = {
     "snapshots",
     "wake",
 }
-SNAPSHOT_DUALS = {"delete", "restore", "verify"}
+SNAPSHOT_DUALS = {"delete", "diff", "restore", "verify"}
 
 
 def members(cls: type) -> dict[str, object]:
