@@ -68,6 +68,8 @@ class LayerStore:
         """Read all manifests; return the damaged ones' errors. Removes what crashes left half-removed."""
         problems: list[TorporError] = []
         self._drop_old_images()
+        for left in self._home.tmp.glob("snap_*"):  # of a snapshot that was being published
+            remove_tree(left) if left.is_dir() else left.unlink()
         with self._lock:
             self._manifests.clear()
             for folder in sorted(self._home.snapshots.iterdir()):
