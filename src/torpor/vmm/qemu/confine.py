@@ -59,8 +59,10 @@ def check_passable(folder: Path) -> None:
             )
 
 
-def _kvm_group() -> tuple[int, ...]:
+def _kvm_group(device: Path = Path("/dev/kvm")) -> tuple[int, ...]:
+    """Return the group that may use KVM; never root's, which would open far more than that to a VMM."""
     try:
-        return (Path("/dev/kvm").stat().st_gid,)
+        group = device.stat().st_gid
     except OSError:
         return ()
+    return (group,) if group != 0 else ()
