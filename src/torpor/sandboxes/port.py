@@ -9,7 +9,8 @@ from typing import Literal, Protocol
 
 from torpor.errors import TorporError
 from torpor.guest.port import Guest
-from torpor.layers.store import Damage, LayerUse
+from torpor.layers.store import LayerUse
+from torpor.layers.verify import Damage
 from torpor.model import (
     BuildEvent,
     Consistency,
