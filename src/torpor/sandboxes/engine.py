@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from datetime import timedelta
@@ -48,6 +49,7 @@ from torpor.sandboxes.comeback import layers_at
 from torpor.sandboxes.fit import check_fits, misfit
 from torpor.sandboxes.lifecycle import WITH_MACHINE
 from torpor.sandboxes.parts import Parts
+from torpor.sandboxes.quota import Quota
 from torpor.sandboxes.recover import recover
 from torpor.sandboxes.requests import (
     FORKS_MOST,
@@ -79,7 +81,9 @@ def open_engine(home: Home) -> Engine:
 
     Raises:
         DataDamaged, InsufficientResources: the home's database cannot be used.
+        InvalidRequest: the environment names a quota that is none.
     """
+    quota = Quota.of(os.environ)
     home.prepare()
     driver = QemuDriver()
     parts = Parts(
@@ -90,6 +94,7 @@ def open_engine(home: Home) -> Engine:
         templates=TemplateStore(home, TemplateBooter(driver, connect)),
         connect_guest=connect,
         clock=SystemClock(),
+        quota=quota,
         report=lambda name, exc: log.error("%s: %s", name, exc, exc_info=exc),
     )
     return Engine(parts)

@@ -135,6 +135,7 @@ class EnginePort(Protocol):
 
         Raises:
             Conflict: this sandbox has a snapshot with that label.
+            LimitExceeded: it has as many snapshots, or as large ones, as it may have.
             GuestFailed: its file systems could not be quieted; nothing was taken.
             InsufficientResources: the disk is full; nothing was taken.
         """
