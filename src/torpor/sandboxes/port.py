@@ -9,7 +9,8 @@ from typing import Literal, Protocol
 
 from torpor.errors import TorporError
 from torpor.guest.port import Guest
-from torpor.layers.store import Damage, LayerUse
+from torpor.layers.store import LayerUse
+from torpor.layers.verify import Damage
 from torpor.model import (
     BuildEvent,
     Consistency,
@@ -134,6 +135,7 @@ class EnginePort(Protocol):
 
         Raises:
             Conflict: this sandbox has a snapshot with that label.
+            LimitExceeded: it has as many snapshots, or as large ones, as it may have.
             GuestFailed: its file systems could not be quieted; nothing was taken.
             InsufficientResources: the disk is full; nothing was taken.
         """
