@@ -60,6 +60,7 @@ from torpor.sandboxes.requests import (
     check_snapshot_id,
     check_spec,
 )
+from torpor.sandboxes.retention import superseded
 from torpor.sandboxes.task import SandboxTask
 from torpor.sandboxes.warm import WarmTemplates
 from torpor.templates import TemplateStore
@@ -525,14 +526,22 @@ class Engine:
         """Keep logs small and listings short, for as long as the daemon lives."""
         while True:
             await asyncio.sleep(_UPKEEP_S)
-            for task in list(self._tasks.values()):
-                if task.info.state is SandboxState.DELETED:  # by its TTL
-                    await self._forget(task)
-                else:
-                    path = self._parts.driver.console(
-                        files.folder_of(self._parts.home, task.info.id)
-                    )
-                    await asyncio.to_thread(files.trim_console, path)
-            await self.collect()
-            before = self._parts.clock.now() - _DELETED_KEPT
-            await asyncio.to_thread(self._parts.rows.forget_deleted, before)
+            try:
+                await self.keep_house()
+            except (TorporError, OSError) as exc:  # a full disk, say: the next turn may do better
+                self._parts.report("upkeep", exc)
+
+    async def keep_house(self) -> None:
+        """Do one turn of upkeep."""
+        for task in list(self._tasks.values()):
+            if task.info.state is SandboxState.DELETED:  # by its TTL
+                await self._forget(task)
+            else:
+                folder = files.folder_of(self._parts.home, task.info.id)
+                await asyncio.to_thread(files.trim_console, self._parts.driver.console(folder))
+        now = self._parts.clock.now()
+        snapshots = [m.info for m in self._parts.layers.snapshots()]
+        for snapshot_id in superseded(snapshots, [t.info for t in self._tasks.values()], now):
+            await asyncio.to_thread(self._parts.layers.remove, snapshot_id)
+        await self.collect()
+        await asyncio.to_thread(self._parts.rows.forget_deleted, now - _DELETED_KEPT)

@@ -459,3 +459,34 @@ def test_the_snapshot_of_a_template_that_is_gone_goes_too(play: Play) -> None:
         assert _layers(world) == set()
 
     play(scene)
+
+
+def test_what_nobody_asked_for_goes_by_itself(play: Play) -> None:
+    async def scene(world: World) -> None:
+        info = await world.create()
+        (fork,) = await world.engine.fork(info.id, RestoreSpec())
+        assert isinstance(fork, SandboxInfo)
+        first = await world.engine.hibernate(info.id)
+        await world.engine.wake(info.id)
+        kept = await world.engine.snapshot(info.id, label="mine")
+        second = await world.engine.hibernate(info.id)
+        everything = {s.id for s in await world.engine.snapshots()}
+        await world.engine.keep_house()
+        assert {s.id for s in await world.engine.snapshots()} == everything, "they are young"
+        world.clock.time += timedelta(minutes=11)
+        await world.engine.keep_house()
+        left = {s.id for s in await world.engine.snapshots()}
+        assert everything - left == {first.id}, (
+            "the fork lives, and the sandbox sleeps at the second"
+        )
+        await world.engine.delete(fork.id)
+        await world.engine.wake(info.id)
+        await world.engine.keep_house()
+        left = {s.id for s in await world.engine.snapshots()}
+        assert left >= {kept.id, second.id}
+        assert not any(
+            s.reason == "fork" for s in await world.engine.snapshots() if s.parent != first.id
+        )
+        assert (await world.engine.get(info.id)).state is S.RUNNING
+
+    play(scene)
