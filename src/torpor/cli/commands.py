@@ -48,5 +48,6 @@ COMMANDS: dict[str, Lazy] = {
     "demo": Lazy(
         "torpor.cli.demo", "demo", "Do the main job on a real source tree and show the times."
     ),
+    "bench": Lazy("torpor.cli.bench", "bench", "Measure Torpor beside the bare floor, here."),
     "serve": Lazy("torpor.cli.system", "serve", "Run the daemon in the foreground."),
 }

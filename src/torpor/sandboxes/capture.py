@@ -22,7 +22,8 @@ from torpor.db.sandboxes import MachineLayers
 from torpor.errors import GuestFailed, InvalidRequest, VmmFailed
 from torpor.guest.port import Guest
 from torpor.layers.manifest import LayerRef, Manifest
-from torpor.layers.store import digest, removed_on_failure
+from torpor.layers.store import removed_on_failure
+from torpor.layers.verify import digest
 from torpor.model import Consistency, SnapshotId, SnapshotInfo, SnapshotReason
 from torpor.sandboxes.machine import SandboxMachine
 from torpor.vmm.base import Vmm

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from datetime import timedelta
@@ -22,7 +23,8 @@ from torpor.errors import Conflict, HostNotReady, InvalidRequest, NotFound, Torp
 from torpor.guest.client import connect
 from torpor.guest.port import Guest
 from torpor.layers.manifest import Manifest
-from torpor.layers.store import Damage, LayerStore, LayerUse
+from torpor.layers.store import LayerStore, LayerUse
+from torpor.layers.verify import Damage
 from torpor.model import (
     BuildEvent,
     Consistency,
@@ -47,6 +49,7 @@ from torpor.sandboxes.comeback import layers_at
 from torpor.sandboxes.fit import check_fits, misfit
 from torpor.sandboxes.lifecycle import WITH_MACHINE
 from torpor.sandboxes.parts import Parts
+from torpor.sandboxes.quota import Quota
 from torpor.sandboxes.recover import recover
 from torpor.sandboxes.requests import (
     FORKS_MOST,
@@ -57,6 +60,7 @@ from torpor.sandboxes.requests import (
     check_snapshot_id,
     check_spec,
 )
+from torpor.sandboxes.retention import superseded
 from torpor.sandboxes.task import SandboxTask
 from torpor.sandboxes.warm import WarmTemplates
 from torpor.templates import TemplateStore
@@ -78,7 +82,9 @@ def open_engine(home: Home) -> Engine:
 
     Raises:
         DataDamaged, InsufficientResources: the home's database cannot be used.
+        InvalidRequest: the environment names a quota that is none.
     """
+    quota = Quota.of(os.environ)
     home.prepare()
     driver = QemuDriver()
     parts = Parts(
@@ -89,6 +95,7 @@ def open_engine(home: Home) -> Engine:
         templates=TemplateStore(home, TemplateBooter(driver, connect)),
         connect_guest=connect,
         clock=SystemClock(),
+        quota=quota,
         report=lambda name, exc: log.error("%s: %s", name, exc, exc_info=exc),
     )
     return Engine(parts)
@@ -302,8 +309,7 @@ class Engine:
         check_snapshot(wish)
         task = await self._task(sandbox_id)
         if label is not None and any(
-            m.info.label == label and m.info.sandbox_id == sandbox_id
-            for m in self._parts.layers.snapshots()
+            m.info.label == label for m in self._parts.layers.snapshots(sandbox_id)
         ):
             raise Conflict(
                 f"sandbox {sandbox_id} has a snapshot with the label {label!r} already",
@@ -313,11 +319,7 @@ class Engine:
 
     async def snapshots(self, sandbox_id: SandboxId | None = None) -> tuple[SnapshotInfo, ...]:
         """Return the snapshots, newest first; of one sandbox, or all."""
-        return tuple(
-            m.info
-            for m in self._parts.layers.snapshots()
-            if sandbox_id is None or m.info.sandbox_id == sandbox_id
-        )
+        return tuple(m.info for m in self._parts.layers.snapshots(sandbox_id))
 
     async def get_snapshot(self, snapshot_id: SnapshotId) -> SnapshotInfo:
         """Return one snapshot."""
@@ -344,21 +346,25 @@ class Engine:
 
     async def verify_snapshot(self, snapshot_id: SnapshotId) -> tuple[Damage, ...]:
         """Read all that a snapshot needs and compare it with its digests; return what is damaged."""
-        return tuple(
-            await asyncio.to_thread(self._parts.layers.verify, check_snapshot_id(snapshot_id))
-        )
+        store, mapped = self._parts.layers, self._mapped()
+        check_snapshot_id(snapshot_id)
+        return tuple(await asyncio.to_thread(store.verify, snapshot_id, mapped=mapped))
 
     async def layers(self) -> tuple[LayerUse, ...]:
-        """Return every layer with its size and who needs it."""
-        sandboxes = [(t.info.id, t.machine.row.layers.ids) for t in self._tasks.values()]
-        return tuple(await asyncio.to_thread(self._parts.layers.uses, sandboxes))
+        """Return every layer and RAM image with its size and who needs it."""
+        store, rows = self._parts.layers, [t.machine.row for t in self._tasks.values()]
+        layers = [(row.info.id, row.layers.ids) for row in rows]
+        images = [(row.info.id, row.layers.image) for row in rows]
+        return (
+            *await asyncio.to_thread(store.uses, layers),
+            *await asyncio.to_thread(store.image_uses, images),
+        )
 
     async def collect(self) -> int:
         """Remove what nothing needs; return the bytes freed."""
         rows = [task.machine.row.layers for task in self._tasks.values()]
         needed = frozenset().union(*(layers.ids for layers in rows)) | self._parts.pins.now
-        mapped = [layers.image for layers in rows if layers.image is not None]
-        return await asyncio.to_thread(self._parts.layers.collect, needed, mapped=mapped)
+        return await asyncio.to_thread(self._parts.layers.collect, needed, mapped=self._mapped())
 
     # ---- templates ----
 
@@ -403,11 +409,13 @@ class Engine:
 
     def _digests(self) -> frozenset[str]:
         """Return the templates' digests that a sandbox or snapshot needs."""
-        return frozenset(t.info.template_digest for t in self._tasks.values()) | frozenset(
-            m.info.template_digest
-            for m in self._parts.layers.snapshots()
-            if m.info.reason != "template"
-        )
+        living = frozenset(t.info.template_digest for t in self._tasks.values())
+        return living | self._parts.layers.templates_in_use()
+
+    def _mapped(self) -> frozenset[SnapshotId]:
+        """Return the snapshots whose RAM images machines map, or are about to."""
+        images = (task.machine.row.layers.image for task in self._tasks.values())
+        return frozenset(image for image in images if image is not None)
 
     async def _look_at_host(self) -> None:
         self._parts.host = await self._parts.driver.probe()
@@ -518,14 +526,22 @@ class Engine:
         """Keep logs small and listings short, for as long as the daemon lives."""
         while True:
             await asyncio.sleep(_UPKEEP_S)
-            for task in list(self._tasks.values()):
-                if task.info.state is SandboxState.DELETED:  # by its TTL
-                    await self._forget(task)
-                else:
-                    path = self._parts.driver.console(
-                        files.folder_of(self._parts.home, task.info.id)
-                    )
-                    await asyncio.to_thread(files.trim_console, path)
-            await self.collect()
-            before = self._parts.clock.now() - _DELETED_KEPT
-            await asyncio.to_thread(self._parts.rows.forget_deleted, before)
+            try:
+                await self.keep_house()
+            except (TorporError, OSError) as exc:  # a full disk, say: the next turn may do better
+                self._parts.report("upkeep", exc)
+
+    async def keep_house(self) -> None:
+        """Do one turn of upkeep."""
+        for task in list(self._tasks.values()):
+            if task.info.state is SandboxState.DELETED:  # by its TTL
+                await self._forget(task)
+            else:
+                folder = files.folder_of(self._parts.home, task.info.id)
+                await asyncio.to_thread(files.trim_console, self._parts.driver.console(folder))
+        now = self._parts.clock.now()
+        snapshots = [m.info for m in self._parts.layers.snapshots()]
+        for snapshot_id in superseded(snapshots, [t.info for t in self._tasks.values()], now):
+            await asyncio.to_thread(self._parts.layers.remove, snapshot_id)
+        await self.collect()
+        await asyncio.to_thread(self._parts.rows.forget_deleted, now - _DELETED_KEPT)

@@ -13,6 +13,7 @@ from torpor.db.sandboxes import SandboxRows
 from torpor.guest.port import Guest
 from torpor.layers.pins import Pins
 from torpor.layers.store import LayerStore
+from torpor.sandboxes.quota import Quota
 from torpor.templates import TemplateStore
 from torpor.vmm.base import Driver, HostSupport
 
@@ -43,5 +44,6 @@ class Parts:
     )
     """What the driver found on this host; looked up anew before each create."""
     pins: Pins = field(default_factory=Pins)
+    quota: Quota = field(default_factory=Quota)
     boot_timeout_s: float = 300.0
     """How long a cold boot may take until the agent answers; emulated hosts with busy cores are slow."""

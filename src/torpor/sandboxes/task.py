@@ -301,6 +301,7 @@ class SandboxTask:
 
     async def _snapshot(self, wish: capture.Wish) -> Manifest:
         state = self.info.state
+        self._parts.quota.check(self._parts.layers, self.info.id)
         if state is S.HIBERNATED:
             manifest = comeback.sleeping_at(self.machine)
             return await asyncio.to_thread(

@@ -50,12 +50,10 @@ class WarmTemplates:
 
     def find(self, template: Template, sizes: Sizes) -> Manifest | None:
         """Return the snapshot that a sandbox of these sizes can begin from here, if there is one."""
-        for manifest in self._parts.layers.snapshots():
+        for manifest in self._parts.layers.of_template(template.info.digest):
             info = manifest.info
             if (
-                info.reason == "template"
-                and info.template_digest == template.info.digest
-                and (info.vcpus, info.ram_mib) == (sizes.vcpus, sizes.ram_mib)
+                (info.vcpus, info.ram_mib) == (sizes.vcpus, sizes.ram_mib)
                 and info.disk_gib <= sizes.disk_gib
                 and misfit(info, self._parts.host) is None
             ):

@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import Field
 
 from torpor.errors import TorporError, error_to_wire
-from torpor.layers.store import Damage
+from torpor.layers.verify import Damage
 from torpor.model import (
     Consistency,
     Network,

@@ -312,7 +312,7 @@ def test_layers_are_kept_while_needed_and_no_longer(play: Play) -> None:
             await world.engine.get_snapshot(first.id)
         assert await world.engine.verify_snapshot(second.id) == ()
         uses = {use.id: use for use in await world.engine.layers()}
-        assert set(uses) == _layers(world)
+        assert {u.id for u in uses.values() if u.kind != "image"} == _layers(world)
         await world.engine.delete(info.id)
         await world.engine.collect()
         assert await world.engine.verify_snapshot(second.id) == ()
@@ -457,5 +457,36 @@ def test_the_snapshot_of_a_template_that_is_gone_goes_too(play: Play) -> None:
         await world.restart()
         assert await world.engine.snapshots() == ()
         assert _layers(world) == set()
+
+    play(scene)
+
+
+def test_what_nobody_asked_for_goes_by_itself(play: Play) -> None:
+    async def scene(world: World) -> None:
+        info = await world.create()
+        (fork,) = await world.engine.fork(info.id, RestoreSpec())
+        assert isinstance(fork, SandboxInfo)
+        first = await world.engine.hibernate(info.id)
+        await world.engine.wake(info.id)
+        kept = await world.engine.snapshot(info.id, label="mine")
+        second = await world.engine.hibernate(info.id)
+        everything = {s.id for s in await world.engine.snapshots()}
+        await world.engine.keep_house()
+        assert {s.id for s in await world.engine.snapshots()} == everything, "they are young"
+        world.clock.time += timedelta(minutes=11)
+        await world.engine.keep_house()
+        left = {s.id for s in await world.engine.snapshots()}
+        assert everything - left == {first.id}, (
+            "the fork lives, and the sandbox sleeps at the second"
+        )
+        await world.engine.delete(fork.id)
+        await world.engine.wake(info.id)
+        await world.engine.keep_house()
+        left = {s.id for s in await world.engine.snapshots()}
+        assert left >= {kept.id, second.id}
+        assert not any(
+            s.reason == "fork" for s in await world.engine.snapshots() if s.parent != first.id
+        )
+        assert (await world.engine.get(info.id)).state is S.RUNNING
 
     play(scene)

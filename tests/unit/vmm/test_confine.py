@@ -22,7 +22,9 @@ def test_as_root_each_machine_has_a_user_that_none_other_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(confine, "check_passable", lambda _folder: None)
+    monkeypatch.setattr(
+        confine, "check_passable", lambda _: None
+    )  # a test's folder is closed to others
     user = confine.choose_user(tmp_path)
     assert user is not None
     assert user.uid == user.gid

@@ -17,10 +17,11 @@ from torpor.base import proc
 from torpor.base.aio import finish
 from torpor.base.fsio import read_json, socket_name, write_json
 from torpor.base.proc import ProcessId
-from torpor.errors import DataDamaged, InsufficientResources, NotFound, TorporError, VmmFailed
+from torpor.errors import DataDamaged, NotFound, TorporError, VmmFailed
 from torpor.vmm.base import HostSupport, MachineSpec, SavedMachine
 from torpor.vmm.qemu import command, confine, host
 from torpor.vmm.qemu.machine import QemuMachine, agent_socket, give_to_vmm, qmp_socket
+from torpor.vmm.qemu.overlay import Overlays
 
 _HARMLESS = "Discarding RAM in private file mappings"
 """QEMU warns of this at every start; the mapping is private on purpose (see `command`)."""
@@ -36,6 +37,7 @@ class QemuDriver:
 
     def __init__(self) -> None:
         self._host: host.QemuHost | None = None
+        self._empty = Overlays()
 
     async def probe(self) -> HostSupport:
         """Say whether and how QEMU works here; never raises."""
@@ -43,17 +45,7 @@ class QemuDriver:
 
     async def create_overlay(self, path: Path, size_bytes: int) -> None:
         """Make an empty qcow2 at `path`, without a backing file's name in it."""
-        found = await self._found()
-        try:
-            await proc.run(
-                [str(found.qemu_img), "create", "-q", "-f", "qcow2", str(path), str(size_bytes)],
-                timeout_s=30,
-            )
-        except proc.HostCommandFailed as exc:
-            await asyncio.to_thread(path.unlink, missing_ok=True)
-            if "No space left" in str(exc.facts.get("stderr")):
-                raise InsufficientResources(f"no disk space for {path}", path=path) from exc
-            raise
+        await self._empty.create((await self._found()).qemu_img, path, size_bytes)
 
     async def start(self, folder: Path, spec: MachineSpec) -> QemuMachine:
         """Start `spec` in `folder`; on failure nothing of it runs on.
@@ -98,8 +90,7 @@ class QemuDriver:
                 "started_ticks": process.started_ticks,
                 "ram": str(ram),
             }
-            await asyncio.to_thread(write_json, folder / "vmm.json", record)
-            machine = await QemuMachine.attach(process, folder, ram, timeout_s=_GREETING_S)
+            machine = await _recorded_and_attached(process, folder, ram, record)
             if saved:
                 await machine.load(saved.device_state)
         except BaseException as exc:
@@ -183,6 +174,23 @@ def _listening(path: Path) -> Iterator[socket.socket]:
         path.chmod(0o600)
         listener.listen(4)
         yield listener
+
+
+async def _recorded_and_attached(
+    process: ProcessId, folder: Path, ram: Path, record: dict[str, object]
+) -> QemuMachine:
+    """Write who the process is, durably, while it starts; then it is ours to find again."""
+    attached, written = await asyncio.gather(
+        QemuMachine.attach(process, folder, ram, timeout_s=_GREETING_S),
+        asyncio.to_thread(write_json, folder / "vmm.json", record),
+        return_exceptions=True,
+    )
+    if isinstance(attached, BaseException):
+        raise attached
+    if isinstance(written, BaseException):
+        await attached.aclose()
+        raise written
+    return attached
 
 
 def _recorded(folder: Path) -> tuple[ProcessId, Path] | None:

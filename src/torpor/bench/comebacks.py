@@ -1,0 +1,134 @@
+"""Create, restore, fork and wake, one at a time and ten at once, beside a bare start, load and cont."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+from torpor.bench.channel import took
+from torpor.bench.figures import Figure, Goal, Series
+from torpor.bench.rig import Rig
+from torpor.sdk.sync_sandbox import Sandbox
+from torpor.sdk.sync_snapshots import Snapshot
+
+_BARE = "QEMU starts, loads and runs the same snapshot"
+_GOAL = Goal("ratio at most", 1.25)
+_WAYS = {
+    "create": "create (the template's snapshot)",
+    "restore": "restore",
+    "fork": "fork of a snapshot",
+    "wake": "wake",
+}
+
+
+def one_at_a_time(rig: Rig) -> Iterator[Figure]:
+    """Each way to `running` and to the end of a first `true`, in turns with the floor."""
+    running: dict[str, list[float]] = {way: [] for way in (*_WAYS, "floor", "live fork")}
+    first: dict[str, list[float]] = {way: [] for way in (*_WAYS, "floor")}
+    with rig.sandbox() as source:
+        snapshot = source.snapshot()
+        rig.drop(rig.restore(snapshot))  # makes the RAM image, and warms all paths
+        for _ in range(rig.times(10, 2)):
+            _floor(rig, snapshot, running["floor"], first["floor"])
+            for way, act in _acts(rig, snapshot).items():
+                _ours(rig, act, running[way], first[way])
+            asleep = rig.create()
+            asleep.hibernate()
+            _ours(rig, asleep.wake, running["wake"], first["wake"])
+            begun = time.perf_counter()
+            forks = rig.fork(source, 1)
+            running["live fork"].append((time.perf_counter() - begun) * 1000)
+            rig.drop(*forks)
+    for way, what in _WAYS.items():
+        yield _figure(f"{way}.running", f"{what} to running", running[way], running["floor"])
+    for way, what in _WAYS.items():
+        yield _figure(
+            f"{way}.exec", f"{what} to the first exec", first[way], first["floor"], goal=None
+        )
+    yield _figure(
+        "fork.live",
+        "fork of a running machine, its snapshot included",
+        running["live fork"],
+        running["floor"],
+        goal=None,
+    )
+
+
+def ten_at_once(rig: Rig) -> Iterator[Figure]:
+    """Ten forks in one call, and ten wakes at once, beside ten QEMUs started by hand at once."""
+    count = rig.times(10, 3)
+    forked: list[float] = []
+    woken: list[float] = []
+    bare: list[float] = []
+    with rig.sandbox() as source, ThreadPoolExecutor(count) as pool:
+        snapshot = source.snapshot()
+        rig.drop(rig.restore(snapshot))
+        for _ in range(rig.times(3, 1)):
+            bare.append(took(lambda: _bare_at_once(rig, snapshot, pool, count)))
+            begun = time.perf_counter()
+            forks = rig.fork(snapshot, count)
+            forked.append((time.perf_counter() - begun) * 1000)
+            for fork in forks:
+                fork.hibernate()
+            woken.append(took(lambda: list(pool.map(Sandbox.wake, forks))))  # noqa: B023 - run here
+            rig.drop(*forks)
+    beside = f"{count} QEMUs start, load and run at once"
+    for name, what, values in (
+        ("fork.many", f"{count} forks at once", forked),
+        ("wake.many", f"{count} wakes at once", woken),
+    ):
+        yield _figure(name, what, values, bare, beside=beside)
+
+
+def _acts(rig: Rig, snapshot: Snapshot) -> dict[str, Callable[[], Sandbox]]:
+    return {
+        "create": rig.create,
+        "restore": lambda: rig.restore(snapshot),
+        "fork": lambda: rig.fork(snapshot, 1)[0],
+    }
+
+
+def _ours(rig: Rig, act: Callable[[], Sandbox], running: list[float], first: list[float]) -> None:
+    begun = time.perf_counter()
+    sandbox = act()
+    running.append((time.perf_counter() - begun) * 1000)
+    sandbox.exec("true", check=True)
+    first.append((time.perf_counter() - begun) * 1000)
+    rig.drop(sandbox)
+
+
+def _floor(rig: Rig, snapshot: Snapshot, running: list[float], first: list[float]) -> None:
+    with rig.floor.restored(snapshot.id) as machine:
+        running.append(machine.times.running_s * 1000)
+        first.append(machine.times.running_s * 1000 + took(machine.first_exec))
+
+
+def _bare_at_once(rig: Rig, snapshot: Snapshot, pool: ThreadPoolExecutor, count: int) -> None:
+    """Start `count` machines by hand at once; each is ended when it runs, as the next are being started."""
+
+    def one(_: int) -> None:
+        with rig.floor.restored(snapshot.id):
+            pass
+
+    list(pool.map(one, range(count)))
+
+
+def _figure(
+    name: str,
+    what: str,
+    ours: list[float],
+    bare: list[float],
+    *,
+    beside: str = _BARE,
+    goal: Goal | None = _GOAL,
+) -> Figure:
+    return Figure(
+        name=name,
+        what=what,
+        unit="ms",
+        ours=Series.of(ours),
+        beside=Series.of(bare),
+        beside_what=beside + (" then `true`, straight over the channel" if ".exec" in name else ""),
+        goal=goal,
+    )
