@@ -12,8 +12,10 @@ import io
 import os
 import re
 import secrets
+import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from tests.style.markdown import ROOT, Block, blocks
 from torpor import Sandbox, Snapshot
 
 README = ROOT / "README.md"
+RECOVER = ROOT / "docs/how-to/recover.md"
 
 
 class Shell:
@@ -37,7 +40,7 @@ class Shell:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             cwd=folder,
-            env={**os.environ, "PATH": f"{venv}:{os.environ['PATH']}"},
+            env={**os.environ, "PATH": f"{venv}:{os.environ['PATH']}:/usr/sbin"},
             text=True,
         )
 
@@ -95,6 +98,27 @@ def test_every_block_of_the_readme(shell: Shell, tidy: None) -> None:
             assert block.language == "console", f"{block.place}: nobody runs {block.language!r}"
             _run_console(block, shell)
     assert not [s.id for s in Sandbox.list() if s.info.metadata.get("job") == "tutorial"]
+
+
+def test_files_come_out_by_hand_as_recover_says(
+    fresh: Sandbox, shell: Shell, tidy: None, tmp_path: Path
+) -> None:
+    (program,) = [b for b in blocks(RECOVER) if b.language == "python"]
+    (commands,) = [b for b in blocks(RECOVER) if "disk.py" in b.text and b.language == "console"]
+    (tmp_path / "disk.py").write_text(program.text)
+    fresh.filesystem.write("/workspace/notes.md", "resume at step 4\n")
+    snapshot = fresh.snapshot()
+    fresh.filesystem.write("/workspace/notes.md", "step 5\n")
+    fresh.exec("sync; systemctl poweroff", background=True)
+    end = time.monotonic() + 120
+    while fresh.refresh().state != "stopped":
+        assert time.monotonic() < end, fresh.info.state
+        time.sleep(0.2)
+    for source, content in ((snapshot.id, "resume at step 4\n"), (fresh.id, "step 5\n")):
+        for _, command, _ in _commands(commands):
+            shell.run(command.replace("sbx_…", source))
+        assert (tmp_path / "workspace/notes.md").read_text() == content
+        shutil.rmtree(tmp_path / "workspace")
 
 
 def _run_python(block: Block, names: dict[str, Any]) -> str:
