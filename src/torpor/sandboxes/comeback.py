@@ -7,13 +7,14 @@ leaves the first; `recover` finishes or undoes it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import replace
 
 from torpor.base.aio import finish
 from torpor.base.faults import reach
 from torpor.base.ids import new_id
 from torpor.db.sandboxes import MachineLayers
-from torpor.errors import WrongState
+from torpor.errors import TorporError, VmmFailed, WrongState
 from torpor.layers.manifest import Manifest
 from torpor.model import BootMode, SandboxState, SnapshotId
 from torpor.sandboxes import capture
@@ -37,15 +38,17 @@ async def hibernate(m: SandboxMachine) -> None:
         manifest = await capture.take(
             m, capture.Wish(reason="hibernate", go_on=False), paused_before=before is S.PAUSED
         )
+        await m.move(S.HIBERNATED)
     except BaseException:
-        if m.vmm is not None:
-            await finish(m.move(before), within_s=15.0)
+        if m.vmm is not None and m.info.state is not S.HIBERNATED:
+            await finish(_awake_again(m, before), within_s=150.0)
         raise
-    await m.move(S.HIBERNATED)
     reach("hibernate.outcome")
     await m.end_machine()
-    # while it sleeps: what wake would have to wait for
-    await asyncio.to_thread(m.parts.layers.image, manifest)
+    try:  # while it sleeps: what wake would have to wait for
+        await asyncio.to_thread(m.parts.layers.image, manifest)
+    except (TorporError, OSError) as exc:  # it sleeps all the same; wake tries again
+        m.parts.report(f"RAM image of {m.info.id}", exc)
 
 
 async def wake(m: SandboxMachine) -> None:
@@ -138,6 +141,12 @@ async def _run(
     reach(f"{reason}.renewed")
     boot_ms = round((m.parts.clock.monotonic_s() - begun) * 1000)
     await m.move(S.RUNNING, boot_mode=boot_mode, boot_ms=boot_ms)
+
+
+async def _awake_again(m: SandboxMachine, state: SandboxState) -> None:
+    with contextlib.suppress(VmmFailed):  # if it ended, the watcher notes that
+        await capture.let_run(m, paused_before=state is S.PAUSED)
+    await m.move_back(state)
 
 
 async def _asleep_again(m: SandboxMachine, layers: MachineLayers) -> None:

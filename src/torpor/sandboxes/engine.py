@@ -301,14 +301,6 @@ class Engine:
         )
         check_snapshot(wish)
         task = await self._task(sandbox_id)
-        if label is not None and any(
-            m.info.label == label and m.info.sandbox_id == sandbox_id
-            for m in self._parts.layers.snapshots()
-        ):
-            raise Conflict(
-                f"sandbox {sandbox_id} has a snapshot with the label {label!r} already",
-                hint="choose another label or delete that snapshot",
-            )
         return (await task.snapshot(wish)).info
 
     async def snapshots(self, sandbox_id: SandboxId | None = None) -> tuple[SnapshotInfo, ...]:

@@ -12,10 +12,10 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from torpor.base.aio import Supervisor
+from torpor.base.aio import Supervisor, finish
 from torpor.base.units import GIB
 from torpor.db.sandboxes import MachineLayers, SandboxRow
-from torpor.errors import GuestFailed, GuestUnreachable, VmmFailed
+from torpor.errors import GuestFailed, GuestUnreachable, TorporError, VmmFailed
 from torpor.guest.port import Guest
 from torpor.layers.manifest import Manifest
 from torpor.model import SandboxInfo, SandboxState
@@ -28,6 +28,7 @@ from torpor.vmm.base import Disk, MachineSpec, SavedMachine, Vmm
 T = TypeVar("T")
 
 CONNECT_S = 30.0
+_SAVE_S = 60.0
 
 
 class SandboxMachine:
@@ -43,6 +44,7 @@ class SandboxMachine:
         self._tasks = tasks
         self._guest: Guest | None = None
         self._connecting = asyncio.Lock()
+        self._saving = asyncio.Lock()
 
     @property
     def info(self) -> SandboxInfo:
@@ -52,9 +54,24 @@ class SandboxMachine:
     # ---- the row ----
 
     async def save(self, row: SandboxRow) -> None:
-        """Write the row, durably, then let it be what is so."""
-        await asyncio.to_thread(self.parts.rows.save, row)
-        self.row = row
+        """Write the row, durably, then let it be what is so; a cancelled caller leaves no half of that.
+
+        The epoch alone is also raised by those who connect (`guest`), and never goes back.
+        """
+        async with self._saving:
+            await self._store(replace(row, epoch=max(row.epoch, self.row.epoch)))
+
+    async def _store(self, row: SandboxRow) -> None:
+        async def store() -> None:
+            await asyncio.to_thread(self.parts.rows.save, row)
+            self.row = row
+
+        await finish(store(), within_s=_SAVE_S)
+
+    async def _raise_epoch(self) -> None:
+        """Raise the epoch, and nothing else: the sandbox's task may be about to write the rest."""
+        async with self._saving:
+            await self._store(replace(self.row, epoch=self.row.epoch + 1))
 
     async def move(
         self, state: SandboxState, *, layers: MachineLayers | None = None, **changes: Any
@@ -64,6 +81,17 @@ class SandboxMachine:
             check_move(self.info.id, self.info.state, state)
         row = self.row if layers is None else replace(self.row, layers=layers)
         await self.save(self.timed(row.with_info(state=state, **changes), state))
+
+    async def move_back(self, state: SandboxState) -> None:
+        """Be in `state` again after an act that failed, even if the row cannot be written (a full disk).
+
+        The next daemon then finds the intent, and finds out from the machine what is so.
+        """
+        try:
+            await self.move(state)
+        except TorporError as exc:
+            self.parts.report(f"row of {self.info.id}", exc)
+            self.row = self.timed(self.row.with_info(state=state), state)
 
     def timed(self, row: SandboxRow, state: SandboxState) -> SandboxRow:
         """Start or stop the lease's clock as `state` wants."""
@@ -147,7 +175,7 @@ class SandboxMachine:
                     f"sandbox {self.info.id} has no machine", sandbox_id=self.info.id
                 )
             await self.drop_guest()
-            await self.save(replace(self.row, epoch=self.row.epoch + 1))
+            await self._raise_epoch()
             self._guest = await self.until_end(
                 self.parts.connect_guest(
                     vmm.agent_socket, epoch=self.row.epoch, timeout_s=timeout_s
