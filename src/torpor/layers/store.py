@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -54,6 +54,15 @@ class LayerUse:
     sandboxes: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Needed:
+    """What is needed beside the snapshots."""
+
+    layers: Collection[str]
+    mapped: Collection[SnapshotId] = ()
+    """Snapshots whose RAM image a machine maps."""
+
+
 class LayerStore:
     """All snapshots of one home. Methods block; they may be called from several threads."""
 
@@ -68,6 +77,8 @@ class LayerStore:
         """Read all manifests; return the damaged ones' errors. Removes what crashes left half-removed."""
         problems: list[TorporError] = []
         self._drop_old_images()
+        for path in self._home.layers.glob(".*"):
+            path.unlink()
         with self._lock:
             self._manifests.clear()
             for folder in sorted(self._home.snapshots.iterdir()):
@@ -229,20 +240,22 @@ class LayerStore:
 
     # ---- keeping house ----
 
-    def collect(self, needed: Collection[str], *, mapped: Collection[SnapshotId] = ()) -> int:
-        """Remove the layers that no snapshot and none of `needed` need; return the bytes freed.
+    def collect(self, needed: Callable[[], Needed]) -> int:
+        """Remove the layers that no snapshot and nobody else needs; return the bytes freed.
 
-        Images stay while their snapshot exists or is in `mapped`. The caller sees to it that no layer is
-        being written whose id is not in `needed`.
+        Images stay while their snapshot exists or is mapped. `needed` is asked here, after the files were listed
+        and while no snapshot can come or go: what was said before may be old by now. A layer has to be needed
+        before its file is made.
         """
         freed = 0
         with self._lock:
-            keep = set(needed).union(*(m.layer_ids for m in self._manifests.values()))
-            doomed = [
-                p for p in self._home.layers.iterdir() if p.name.partition(".")[0] not in keep
-            ]
-            known = {*self._manifests, *mapped}
+            # names with a dot in front are notes that are being written; see `load`
+            layers = [p for p in self._home.layers.iterdir() if not p.name.startswith(".")]
             images = [p for p in self._home.images.iterdir() if p.suffix in (".img", ".tmp")]
+            now = needed()
+            keep = set(now.layers).union(*(m.layer_ids for m in self._manifests.values()))
+            doomed = [p for p in layers if p.name.partition(".")[0] not in keep]
+            known = {*self._manifests, *now.mapped}
             doomed += [p for p in images if p.suffix == ".tmp" or p.stem not in known]
             for path in doomed:
                 freed += allocated_bytes(path)

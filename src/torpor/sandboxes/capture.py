@@ -210,6 +210,9 @@ async def _capture(
         await finish(_go_on(m, vmm, guest, paused_before=paused_before), within_s=60.0)
         raise
     await _note_switch(m, vmm)
+    if guest is not None and wish.go_on:
+        with contextlib.suppress(GuestFailed):  # whoever asks it next is told
+            await guest.set_clock(m.parts.clock.now())  # it stood still with the machine
     # what a machine that was paused by hand had not written is in its RAM, as after a crash
     return pause_ms, devices, wish.consistency if guest is not None else "crash"
 

@@ -40,7 +40,7 @@ async def hibernate(m: SandboxMachine) -> None:
         )
         await m.move(S.HIBERNATED)
     except BaseException:
-        if m.vmm is not None and m.info.state is not S.HIBERNATED:
+        if m.vmm is not None:
             await finish(_awake_again(m, before), within_s=150.0)
         raise
     reach("hibernate.outcome")
@@ -82,19 +82,21 @@ async def rollback(m: SandboxMachine, manifest: Manifest) -> None:
             hint=f"make a new sandbox from it: torpor restore {manifest.info.id}",
         )
     check_fits(manifest.info, m.parts.host)
-    await asyncio.to_thread(m.parts.layers.image, manifest)
-    layers = replace(layers_at(manifest), active=new_id("lyr"))
-    await m.save(replace(m.row, epoch=max(m.row.epoch, manifest.epoch)))
-    await m.move(
-        S.RESTORING,
-        layers=layers,
-        parent_snapshot=manifest.info.id,
-        generation=m.info.generation + 1,
-        vcpus=manifest.info.vcpus,
-        ram_mib=manifest.info.ram_mib,
-        disk_gib=manifest.info.disk_gib,
-        error=None,
-    )
+    m.parts.origin(manifest.info.id)  # it may have been deleted while we waited for our turn
+    with m.parts.pins.held(manifest.info.id, *manifest.layer_ids):
+        await asyncio.to_thread(m.parts.layers.image, manifest)
+        layers = replace(layers_at(manifest), active=new_id("lyr"))
+        await m.save(replace(m.row, epoch=max(m.row.epoch, manifest.epoch)))
+        await m.move(
+            S.RESTORING,
+            layers=layers,
+            parent_snapshot=manifest.info.id,
+            generation=m.info.generation + 1,
+            vcpus=manifest.info.vcpus,
+            ram_mib=manifest.info.ram_mib,
+            disk_gib=manifest.info.disk_gib,
+            error=None,
+        )
     reach("rollback.intent")
     try:
         await m.end_machine()
@@ -144,6 +146,8 @@ async def _run(
 
 
 async def _awake_again(m: SandboxMachine, state: SandboxState) -> None:
+    if m.info.state is S.HIBERNATED:
+        return
     with contextlib.suppress(VmmFailed):  # if it ended, the watcher notes that
         await capture.let_run(m, paused_before=state is S.PAUSED)
     await m.move_back(state)

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 from torpor.base.aio import Supervisor, finish
@@ -95,14 +95,7 @@ class SandboxMachine:
 
     def timed(self, row: SandboxRow, state: SandboxState) -> SandboxRow:
         """Start or stop the lease's clock as `state` wants."""
-        now = self.parts.clock.now()
-        if state in TIME_RUNS and row.info.expires_at is None and row.ttl_left is not None:
-            return replace(row, ttl_left=None).with_info(expires_at=now + row.ttl_left)
-        if state not in TIME_RUNS and row.info.expires_at is not None:
-            return replace(row, ttl_left=max(row.info.expires_at - now, timedelta(0))).with_info(
-                expires_at=None
-            )
-        return row
+        return timed(row, state, self.parts.clock.now())
 
     # ---- the machine ----
 
@@ -211,6 +204,16 @@ class SandboxMachine:
             for task in (doing, ending):
                 task.cancel()
             await asyncio.wait({doing, ending}, timeout=5.0)
+
+
+def timed(row: SandboxRow, state: SandboxState, now: datetime) -> SandboxRow:
+    """Return `row` with its lease's clock started or stopped as `state` wants."""
+    if state in TIME_RUNS and row.info.expires_at is None and row.ttl_left is not None:
+        return replace(row, ttl_left=None).with_info(expires_at=now + row.ttl_left)
+    if state not in TIME_RUNS and row.info.expires_at is not None:
+        left = max(row.info.expires_at - now, timedelta(0))
+        return replace(row, ttl_left=left).with_info(expires_at=None)
+    return row
 
 
 async def _quiet(work: Awaitable[T]) -> T | Exception:
