@@ -108,14 +108,14 @@ class Images:
                 freed += self._remove((path,))
         return freed
 
-    def collect(self, known: Collection[SnapshotId]) -> int:
-        """Remove what was left half-made and the images of snapshots that are not `known`; return the bytes freed."""
+    def listed(self) -> list[Path]:
+        """Return the images that there are, made and half-made, for `collect`."""
+        return sorted(p for p in self._folder.iterdir() if p.suffix in (".img", ".tmp"))
+
+    def collect(self, known: Collection[SnapshotId], listed: Collection[Path]) -> int:
+        """Remove, of those `listed`, what is half-made and the images of snapshots that are not `known`; return the bytes freed."""
         with self._lock:
-            return self._remove(
-                p
-                for p in sorted(self._folder.iterdir())
-                if p.suffix == ".tmp" or (p.suffix == ".img" and p.stem not in known)
-            )
+            return self._remove(p for p in listed if p.suffix == ".tmp" or p.stem not in known)
 
     def _remove(self, paths: Iterable[Path]) -> int:
         freed = 0

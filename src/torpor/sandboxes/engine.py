@@ -30,7 +30,7 @@ from torpor.errors import (
 from torpor.guest.client import connect
 from torpor.guest.port import Guest
 from torpor.layers.manifest import Manifest
-from torpor.layers.store import LayerStore, LayerUse
+from torpor.layers.store import LayerStore, LayerUse, Needed
 from torpor.layers.verify import Damage
 from torpor.model import (
     BuildEvent,
@@ -81,6 +81,16 @@ _DELETED_KEPT = timedelta(days=1)
 _CONSOLE_CHUNK = 64 << 10
 _CONSOLE_POLL_S = 0.5
 """QEMU appends to a file and tells nobody; a log that is followed is looked at this often."""
+_STANDS_ON_SNAPSHOT = frozenset(
+    {
+        SandboxState.CREATING,
+        SandboxState.HIBERNATING,
+        SandboxState.HIBERNATED,
+        SandboxState.WAKING,
+        SandboxState.RESTORING,
+    }
+)
+"""States in which a sandbox is nothing without the snapshot that it comes from, or goes to."""
 _IMAGE_SHARE = 0.9
 """Of a template's build: the image; the rest is its snapshot."""
 
@@ -175,7 +185,7 @@ class Engine:
         """Make a new sandbox that goes on from a snapshot, with an identity of its own."""
         check_restore(spec)
         await self._look_at_host()
-        origin = self._parts.layers.get(check_snapshot_id(snapshot_id))
+        origin = self._parts.origin(check_snapshot_id(snapshot_id))
         why = misfit(origin.info, self._parts.host)
         info = self._row_of(origin, spec)
         if why is None:
@@ -185,7 +195,10 @@ class Engine:
         template = await asyncio.to_thread(
             self._parts.templates.by_digest, origin.info.template_digest
         )
-        task = await self._admit(info)
+        # its memory begins empty: no RAM layer is part of it
+        info = replace(info, layers=replace(info.layers, image=None, ram=()))
+        with self._parts.pins.held(*origin.layer_ids):
+            task = await self._admit(info)
         return await task.create_cold(template, spec.env)
 
     async def fork(
@@ -317,13 +330,6 @@ class Engine:
         )
         check_snapshot(wish)
         task = await self._task(sandbox_id)
-        if label is not None and any(
-            m.info.label == label for m in self._parts.layers.snapshots(sandbox_id)
-        ):
-            raise Conflict(
-                f"sandbox {sandbox_id} has a snapshot with the label {label!r} already",
-                hint="choose another label or delete that snapshot",
-            )
         return (await task.snapshot(wish)).info
 
     async def snapshots(self, sandbox_id: SandboxId | None = None) -> tuple[SnapshotInfo, ...]:
@@ -340,17 +346,25 @@ class Engine:
         asleep = [
             t.info.id
             for t in self._tasks.values()
-            if t.info.parent_snapshot == manifest.info.id
-            and t.info.state
-            in (SandboxState.HIBERNATED, SandboxState.WAKING, SandboxState.RESTORING)
+            if manifest.info.id in (t.info.parent_snapshot, t.machine.row.layers.taking)
+            and t.info.state in _STANDS_ON_SNAPSHOT
         ]
         if asleep:
             raise Conflict(
-                f"snapshot {snapshot_id} is needed: sandbox {asleep[0]} sleeps at it",
+                f"snapshot {snapshot_id} is needed: sandbox {asleep[0]} sleeps at it or is made from it",
                 hint=f"wake it (torpor wake {asleep[0]}) or delete it first",
                 sandboxes=asleep,
             )
-        await asyncio.to_thread(self._parts.layers.remove, manifest.info.id)
+        if manifest.info.id in self._parts.pins.now:
+            raise Conflict(
+                f"snapshot {snapshot_id} is needed: a sandbox is being made from it",
+                hint="try again in a moment",
+            )
+        self._parts.going.add(manifest.info.id)
+        try:
+            await asyncio.to_thread(self._parts.layers.remove, manifest.info.id)
+        finally:
+            self._parts.going.discard(manifest.info.id)
         return await self.collect()
 
     async def verify_snapshot(self, snapshot_id: SnapshotId) -> tuple[Damage, ...]:
@@ -371,9 +385,15 @@ class Engine:
 
     async def collect(self) -> int:
         """Remove what nothing needs; return the bytes freed."""
-        rows = [task.machine.row.layers for task in self._tasks.values()]
-        needed = frozenset().union(*(layers.ids for layers in rows)) | self._parts.pins.now
-        return await asyncio.to_thread(self._parts.layers.collect, needed, mapped=self._mapped())
+
+        def needed() -> Needed:
+            rows = [task.machine.row.layers for task in list(self._tasks.values())]
+            return Needed(
+                frozenset().union(*(layers.ids for layers in rows)) | self._parts.pins.now,
+                self._mapped(),
+            )
+
+        return await asyncio.to_thread(self._parts.layers.collect, needed)
 
     # ---- templates ----
 
@@ -423,7 +443,7 @@ class Engine:
 
     def _mapped(self) -> frozenset[SnapshotId]:
         """Return the snapshots whose RAM images machines map, or are about to."""
-        images = (task.machine.row.layers.image for task in self._tasks.values())
+        images = (task.machine.row.layers.image for task in list(self._tasks.values()))
         return frozenset(image for image in images if image is not None)
 
     def _images_in_use(self) -> tuple[frozenset[SnapshotId], frozenset[SnapshotId]]:
@@ -465,7 +485,7 @@ class Engine:
     async def _create_from(
         self, origin: Manifest, row: SandboxRow, env: Mapping[str, str], reason: RenewalReason
     ) -> SandboxInfo:
-        with self._parts.pins.held(*origin.layer_ids):  # also if the snapshot is deleted meanwhile
+        with self._parts.pins.held(origin.info.id, *origin.layer_ids):
             task = await self._admit(row)
             return await task.create_from(origin, env, reason)
 

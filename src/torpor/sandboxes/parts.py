@@ -10,7 +10,9 @@ from typing import Protocol
 from torpor.base.clock import Clock
 from torpor.base.home import Home
 from torpor.db.sandboxes import SandboxRows
+from torpor.errors import NotFound
 from torpor.guest.port import Guest
+from torpor.layers.manifest import Manifest
 from torpor.layers.pins import Pins
 from torpor.layers.store import LayerStore
 from torpor.model import SnapshotId
@@ -50,5 +52,14 @@ class Parts:
     """Returns the snapshots whose RAM images machines map, and those at which sandboxes sleep; set by the engine."""
     pins: Pins = field(default_factory=Pins)
     quota: Quota = field(default_factory=Quota)
+    going: set[SnapshotId] = field(default_factory=set)
+    """Snapshots that are being deleted: nothing begins from them any more."""
     boot_timeout_s: float = 300.0
     """How long a cold boot may take until the agent answers; emulated hosts with busy cores are slow."""
+
+    def origin(self, snapshot_id: SnapshotId) -> Manifest:
+        """Return the snapshot that something is to begin from; pin it before the next await. Raises `NotFound`."""
+        found = self.layers.get(snapshot_id)
+        if snapshot_id in self.going:
+            raise NotFound(f"snapshot {snapshot_id} is being deleted", snapshot_id=snapshot_id)
+        return found

@@ -51,13 +51,13 @@ def test_a_snapshot_holds_the_machine_and_the_machine_goes_on(play: Play) -> Non
         assert (await world.engine.get(info.id)).state is S.RUNNING
         assert await world.vmm(info.id).status() == "running"
         agent = world.connect.agents[-1]
-        assert agent.calls[-2:] == ["freeze", "thaw"]
+        assert agent.calls[-3:] == ["freeze", "thaw", "set_clock"]
         assert not agent.frozen
         assert await world.engine.get_snapshot(snap.id) == snap
         assert [s.id for s in await world.engine.snapshots(info.id)] == [snap.id]
         second = await world.engine.snapshot(info.id, consistency="crash")
         assert second.parent == snap.id
-        assert agent.calls[-1] == "sync"
+        assert agent.calls[-2:] == ["sync", "set_clock"]
         manifest = world.engine._parts.layers.get(second.id)
         assert len(manifest.ram) == 3, "template, first, second"
         assert len(manifest.disk) == 3
@@ -108,7 +108,7 @@ def test_a_capture_that_fails_leaves_the_source_as_it_was(play: Play, step: str,
             async def refuse(**_: Any) -> None:
                 raise GuestFailed("cannot freeze")
 
-            agent.freeze = refuse  # type: ignore[method-assign, assignment]
+            agent.freeze = refuse  # type: ignore[method-assign]
         else:
             world.driver.fail_once[step] = VmmFailed("no such luck")
         with pytest.raises(TorporError):
@@ -469,6 +469,7 @@ def test_what_nobody_asked_for_goes_by_itself(play: Play) -> None:
         first = await world.engine.hibernate(info.id)
         await world.engine.wake(info.id)
         kept = await world.engine.snapshot(info.id, label="mine")
+        world.clock.time += timedelta(seconds=1)
         second = await world.engine.hibernate(info.id)
         everything = {s.id for s in await world.engine.snapshots()}
         await world.engine.keep_house()
