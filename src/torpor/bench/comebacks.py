@@ -5,14 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 
 from torpor.bench.channel import took
 from torpor.bench.figures import Figure, Goal, Series
+from torpor.bench.floor import run
 from torpor.bench.rig import Rig
 from torpor.sdk.sync_sandbox import Sandbox
 from torpor.sdk.sync_snapshots import Snapshot
 
 _BARE = "QEMU starts, loads and runs the same snapshot"
+_READY = "the same, and the agent renews the guest, asked by hand"
+_FIRST = "the same, and the agent runs `true`"
 _GOAL = Goal("ratio at most", 1.25)
 _WAYS = {
     "create": "create (the template's snapshot)",
@@ -24,13 +28,14 @@ _WAYS = {
 
 def one_at_a_time(rig: Rig) -> Iterator[Figure]:
     """Each way to `running` and to the end of a first `true`, in turns with the floor."""
-    running: dict[str, list[float]] = {way: [] for way in (*_WAYS, "floor", "live fork")}
-    first: dict[str, list[float]] = {way: [] for way in (*_WAYS, "floor")}
+    running: dict[str, list[float]] = {way: [] for way in (*_WAYS, "live fork")}
+    first: dict[str, list[float]] = {way: [] for way in _WAYS}
+    floor = _Floor()
     with rig.sandbox() as source:
         snapshot = source.snapshot()
         rig.drop(rig.restore(snapshot))  # makes the RAM image, and warms all paths
         for _ in range(rig.times(10, 2)):
-            _floor(rig, snapshot, running["floor"], first["floor"])
+            floor.add(rig, snapshot)
             for way, act in _acts(rig, snapshot).items():
                 _ours(rig, act, running[way], first[way])
             asleep = rig.create()
@@ -41,18 +46,37 @@ def one_at_a_time(rig: Rig) -> Iterator[Figure]:
             running["live fork"].append((time.perf_counter() - begun) * 1000)
             rig.drop(*forks)
     for way, what in _WAYS.items():
-        yield _figure(f"{way}.running", f"{what} to running", running[way], running["floor"])
-    for way, what in _WAYS.items():
-        yield _figure(
-            f"{way}.exec", f"{what} to the first exec", first[way], first["floor"], goal=None
-        )
+        yield _figure(f"{way}.running", f"{what} to running", running[way], floor.running, _BARE)
+        yield _figure(f"{way}.ready", f"{what} to running", running[way], floor.ready, _READY)
+        yield _figure(f"{way}.exec", f"{what} to the first exec", first[way], floor.first, _FIRST)
     yield _figure(
         "fork.live",
         "fork of a running machine, its snapshot included",
         running["live fork"],
-        running["floor"],
+        floor.ready,
+        _READY,
         goal=None,
     )
+
+
+@dataclass(slots=True)
+class _Floor:
+    """How far a machine that is restored by hand is after how many milliseconds."""
+
+    running: list[float] = field(default_factory=list)
+    ready: list[float] = field(default_factory=list)
+    first: list[float] = field(default_factory=list)
+
+    def add(self, rig: Rig, snapshot: Snapshot) -> None:
+        """Restore once more."""
+        with rig.floor.restored(snapshot.id) as machine:
+            at = machine.times.running_s * 1000
+            self.running.append(at)
+            begun = time.perf_counter()
+            with machine.renewed() as agent:
+                self.ready.append(at + (time.perf_counter() - begun) * 1000)
+                run(agent, "true")
+                self.first.append(at + (time.perf_counter() - begun) * 1000)
 
 
 def ten_at_once(rig: Rig) -> Iterator[Figure]:
@@ -73,12 +97,12 @@ def ten_at_once(rig: Rig) -> Iterator[Figure]:
                 fork.hibernate()
             woken.append(took(lambda: list(pool.map(Sandbox.wake, forks))))  # noqa: B023 - run here
             rig.drop(*forks)
-    beside = f"{count} QEMUs start, load and run at once"
+    beside = f"{count} times at once: {_BARE}"
     for name, what, values in (
         ("fork.many", f"{count} forks at once", forked),
         ("wake.many", f"{count} wakes at once", woken),
     ):
-        yield _figure(name, what, values, bare, beside=beside)
+        yield _figure(name, what, values, bare, beside)
 
 
 def _acts(rig: Rig, snapshot: Snapshot) -> dict[str, Callable[[], Sandbox]]:
@@ -98,12 +122,6 @@ def _ours(rig: Rig, act: Callable[[], Sandbox], running: list[float], first: lis
     rig.drop(sandbox)
 
 
-def _floor(rig: Rig, snapshot: Snapshot, running: list[float], first: list[float]) -> None:
-    with rig.floor.restored(snapshot.id) as machine:
-        running.append(machine.times.running_s * 1000)
-        first.append(machine.times.running_s * 1000 + took(machine.first_exec))
-
-
 def _bare_at_once(rig: Rig, snapshot: Snapshot, pool: ThreadPoolExecutor, count: int) -> None:
     """Start `count` machines by hand at once; each is ended when it runs, as the next are being started."""
 
@@ -119,8 +137,8 @@ def _figure(
     what: str,
     ours: list[float],
     bare: list[float],
+    beside: str,
     *,
-    beside: str = _BARE,
     goal: Goal | None = _GOAL,
 ) -> Figure:
     return Figure(
@@ -129,6 +147,6 @@ def _figure(
         unit="ms",
         ours=Series.of(ours),
         beside=Series.of(bare),
-        beside_what=beside + (" then `true`, straight over the channel" if ".exec" in name else ""),
+        beside_what=beside,
         goal=goal,
     )

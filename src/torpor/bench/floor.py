@@ -7,12 +7,14 @@ any program that restores such a machine must do: start the process, load the st
 from __future__ import annotations
 
 import contextlib
+import secrets
 import shutil
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 from torpor.base import proc
@@ -24,7 +26,7 @@ from torpor.bench.qmp import Qmp
 from torpor.errors import GuestUnreachable, NotFound
 from torpor.guest.client import GuestClient, connect
 from torpor.layers.manifest import Manifest, read_manifest
-from torpor.model import ExecEnded, ExecId, ExecSpec, TemplateInfo
+from torpor.model import ExecEnded, ExecId, ExecSpec, Renewal, TemplateInfo
 from torpor.sdk.loop import loop_thread
 from torpor.templates.manifest import Template, read_template
 from torpor.vmm.base import Disk, MachineSpec
@@ -70,23 +72,23 @@ class FloorMachine:
             connect(self._folder / "agent", epoch=self._epoch, timeout_s=timeout_s)
         )
 
-    def first_exec(self) -> None:
-        """Connect to the agent, thaw the guest and run `true` in it: all that a first command needs."""
+    @contextlib.contextmanager
+    def renewed(self) -> Iterator[GuestClient]:
+        """Connect to the agent and have it do what makes a restored machine safe; enter with it.
+
+        It is what Torpor has done before it hands a machine out: reseeded, clock set, thawed, a new identity.
+        """
         agent = self.agent()
         try:
-            loop_thread.run(agent.thaw())
-            run(agent, "true")
+            loop_thread.run(agent.renew(_renewal()))
+            yield agent
         finally:
             loop_thread.run(agent.aclose())
 
     def bare_port(self) -> BarePort:
         """End the agent, start the bare echo in its place, and return the port."""
-        agent = self.agent()
-        try:
-            loop_thread.run(agent.thaw())
+        with self.renewed() as agent:
             run(agent, _MAKE_WAY)
-        finally:
-            loop_thread.run(agent.aclose())
         return BarePort(_connected(self._folder / "agent"))
 
     def close(self) -> None:
@@ -286,6 +288,16 @@ def run(agent: GuestClient, text: str) -> int:
         raise GuestUnreachable("the command sent no end")
 
     return loop_thread.run(wait())
+
+
+def _renewal() -> Renewal:
+    return Renewal(
+        reason="restore",
+        generation=1,
+        now=datetime.now(UTC),
+        entropy=secrets.token_bytes(64),
+        hostname="floor",
+    )
 
 
 def _bare(argv: list[str], state: Path | None) -> list[str]:

@@ -24,7 +24,10 @@ class Qmp:
     def execute(self, name: str, **arguments: Any) -> Any:
         """Run one command and return its answer. Raises `VmmFailed` for a refusal or a closed connection."""
         request = {"execute": name, **({"arguments": arguments} if arguments else {})}
-        self._socket.sendall(json.dumps(request).encode() + b"\n")
+        try:
+            self._socket.sendall(json.dumps(request).encode() + b"\n")
+        except OSError as exc:
+            raise VmmFailed(f"QEMU closed its control connection before {name!r}") from exc
         while True:
             answer = self._read()
             if "error" in answer:
@@ -47,7 +50,10 @@ class Qmp:
         self._socket.close()
 
     def _read(self) -> dict[str, Any]:
-        line = self._lines.readline()
+        try:
+            line = self._lines.readline()
+        except OSError:
+            line = b""
         if not line:
             raise VmmFailed("QEMU closed its control connection")
         found: dict[str, Any] = json.loads(line)

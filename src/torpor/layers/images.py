@@ -7,6 +7,7 @@ layers make it again; only a wake is slower then.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,8 @@ from torpor.layers.ram import compose
 from torpor.layers.seal import seal
 from torpor.layers.space import full_disk_told
 from torpor.model import SnapshotId
+
+_YOUNG_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,17 +92,20 @@ class Images:
         self._used += 1
         self._uses[snapshot_id] = self._used
 
-    def evict(self, want_bytes: int, keep: Collection[SnapshotId]) -> int:
+    def evict(
+        self, want_bytes: int, mapped: Collection[SnapshotId], asleep: Collection[SnapshotId]
+    ) -> int:
         """Remove images, the longest unused first, until `want_bytes` are freed; return the bytes freed.
 
-        `keep` are those that machines map or that a wake needs soon.
+        Those that are `mapped` stay, and those at which a sandbox fell `asleep` within an hour: it may be woken soon.
         """
         freed = 0
         for snapshot_id in self.made():
             if freed >= want_bytes:
                 break
-            if snapshot_id not in keep:
-                freed += self._remove((self.path(snapshot_id),))
+            path = self.path(snapshot_id)
+            if snapshot_id not in mapped and not (snapshot_id in asleep and _is_young(path)):
+                freed += self._remove((path,))
         return freed
 
     def collect(self, known: Collection[SnapshotId]) -> int:
@@ -120,3 +126,11 @@ class Images:
                 self._uses.pop(SnapshotId(path.stem), None)
                 reach("collect.removed")
         return freed
+
+
+def _is_young(path: Path) -> bool:
+    try:
+        age_s = (time.time_ns() - path.stat().st_mtime_ns) / 1e9
+    except FileNotFoundError:
+        return False
+    return age_s < _YOUNG_S

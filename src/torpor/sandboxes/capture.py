@@ -19,13 +19,15 @@ from torpor.base.faults import reach
 from torpor.base.ids import new_id
 from torpor.base.units import GIB
 from torpor.db.sandboxes import MachineLayers
-from torpor.errors import GuestFailed, InvalidRequest, VmmFailed
+from torpor.errors import GuestFailed, InsufficientResources, InvalidRequest, VmmFailed
 from torpor.guest.port import Guest
 from torpor.layers.manifest import LayerRef, Manifest
+from torpor.layers.space import full_disk_told
 from torpor.layers.store import removed_on_failure
 from torpor.layers.verify import digest
 from torpor.model import Consistency, SnapshotId, SnapshotInfo, SnapshotReason
 from torpor.sandboxes.machine import SandboxMachine
+from torpor.sandboxes.room import check_capture
 from torpor.vmm.base import Vmm
 
 DEAD_MAN_S = 30.0
@@ -58,7 +60,10 @@ async def take(m: SandboxMachine, wish: Wish, *, paused_before: bool) -> Manifes
             f"consistency is {wish.consistency!r}; 'crash' or 'filesystem' is wanted",
             hint="leave it out",
         )
-    store, before = m.parts.layers, m.row.layers
+    store, vmm = m.parts.layers, m.running_vmm()
+    await check_capture(m.parts, vmm, m.info.ram_mib)
+    await _note_switch(m, vmm)  # an earlier one that a full disk kept from being written down
+    before = m.row.layers
     snapshot_id = SnapshotId(new_id("snap"))
     ram_id, next_active = new_id("lyr"), new_id("lyr")
     overlay, ram = store.disk_path(next_active), store.ram_path(ram_id)
@@ -90,7 +95,11 @@ async def take(m: SandboxMachine, wish: Wish, *, paused_before: bool) -> Manifes
     layers = replace(
         m.row.layers, ram=(*before.ram, ram_id), session=(*before.session, ram_id), taking=None
     )
-    await m.save(replace(m.row, layers=layers).with_info(parent_snapshot=snapshot_id))
+    try:
+        await m.save(replace(m.row, layers=layers).with_info(parent_snapshot=snapshot_id))
+    except InsufficientResources:  # nobody was told of it
+        await asyncio.to_thread(store.remove, snapshot_id)
+        raise
     reach("snapshot.outcome")
     return manifest
 
@@ -175,14 +184,15 @@ async def _capture(
         reach("snapshot.switched")
         await vmm.save_ram(ram, session)
         reach("snapshot.ram")
-        await asyncio.to_thread(saved.rename, devices)
+        with full_disk_told(f"the devices of {m.info.id}"):
+            await asyncio.to_thread(saved.rename, devices)
         if wish.go_on and not paused_before:
             await vmm.resume()
         pause_ms = (time.monotonic() - begun) * 1000
         if guest is not None and wish.go_on and wish.consistency == "filesystem":
             await _thaw(m, guest)
     except BaseException:
-        await finish(_go_on(m, vmm, guest, paused_before=paused_before), within_s=60.0)
+        await finish(go_on(m, guest, paused_before=paused_before), within_s=60.0)
         raise
     await _note_switch(m, vmm)
     # what a machine that was paused by hand had not written is in its RAM, as after a crash
@@ -206,8 +216,9 @@ async def _thaw(m: SandboxMachine, guest: Guest) -> None:
         )
 
 
-async def _go_on(m: SandboxMachine, vmm: Vmm, guest: Guest | None, *, paused_before: bool) -> None:
+async def go_on(m: SandboxMachine, guest: Guest | None, *, paused_before: bool) -> None:
     """After a failure: let the machine run and write again, and note which overlay it writes to."""
+    vmm = m.running_vmm()
     if await vmm.status() == "ended":
         return
     if not paused_before:
@@ -215,7 +226,8 @@ async def _go_on(m: SandboxMachine, vmm: Vmm, guest: Guest | None, *, paused_bef
     if guest is not None:
         with contextlib.suppress(GuestFailed):  # then the dead man in the guest thaws
             await guest.thaw()
-    await _note_switch(m, vmm)
+    with contextlib.suppress(InsufficientResources):  # both are in the row; see `switched`
+        await _note_switch(m, vmm)
 
 
 async def _note_switch(m: SandboxMachine, vmm: Vmm) -> None:

@@ -7,13 +7,14 @@ leaves the first; `recover` finishes or undoes it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import replace
 
 from torpor.base.aio import finish
 from torpor.base.faults import reach
 from torpor.base.ids import new_id
 from torpor.db.sandboxes import MachineLayers
-from torpor.errors import WrongState
+from torpor.errors import GuestFailed, InsufficientResources, WrongState
 from torpor.layers.manifest import Manifest
 from torpor.model import BootMode, SandboxState, SnapshotId
 from torpor.sandboxes import capture
@@ -22,6 +23,7 @@ from torpor.sandboxes.birth import RenewalReason, hostname_of, renewal
 from torpor.sandboxes.fit import check_fits
 from torpor.sandboxes.lifecycle import check_move
 from torpor.sandboxes.machine import SandboxMachine
+from torpor.sandboxes.room import check_start, image_of
 
 S = SandboxState
 
@@ -37,15 +39,28 @@ async def hibernate(m: SandboxMachine) -> None:
         manifest = await capture.take(
             m, capture.Wish(reason="hibernate", go_on=False), paused_before=before is S.PAUSED
         )
+        await m.move(S.HIBERNATED)
     except BaseException:
         if m.vmm is not None:
-            await finish(m.move(before), within_s=15.0)
+            await finish(_awake_still(m, before), within_s=60.0)
         raise
-    await m.move(S.HIBERNATED)
     reach("hibernate.outcome")
     await m.end_machine()
     # while it sleeps: what wake would have to wait for
-    await asyncio.to_thread(m.parts.layers.image, manifest)
+    try:
+        await image_of(m.parts, manifest)
+    except InsufficientResources as exc:  # it sleeps all the same
+        m.parts.report(f"the RAM image of {m.info.id}, which sleeps", exc)
+
+
+async def _awake_still(m: SandboxMachine, before: SandboxState) -> None:
+    """After a hibernate that failed: let the machine go on as it did."""
+    if before is S.RUNNING and await m.running_vmm().status() == "paused":
+        guest = None
+        with contextlib.suppress(GuestFailed):
+            guest = await m.guest()
+        await capture.go_on(m, guest, paused_before=False)
+    await m.settle(before)
 
 
 async def wake(m: SandboxMachine) -> None:
@@ -54,6 +69,7 @@ async def wake(m: SandboxMachine) -> None:
         return
     manifest = sleeping_at(m)
     check_fits(manifest.info, m.parts.host)
+    await check_start(m.parts)
     before = m.row.layers
     layers = replace(layers_at(manifest), active=new_id("lyr"))
     await m.move(S.WAKING, layers=layers, generation=m.info.generation + 1)
@@ -79,7 +95,8 @@ async def rollback(m: SandboxMachine, manifest: Manifest) -> None:
             hint=f"make a new sandbox from it: torpor restore {manifest.info.id}",
         )
     check_fits(manifest.info, m.parts.host)
-    await asyncio.to_thread(m.parts.layers.image, manifest)
+    await image_of(m.parts, manifest)
+    await check_start(m.parts)
     layers = replace(layers_at(manifest), active=new_id("lyr"))
     await m.save(replace(m.row, epoch=max(m.row.epoch, manifest.epoch)))
     await m.move(
@@ -100,7 +117,7 @@ async def rollback(m: SandboxMachine, manifest: Manifest) -> None:
     except BaseException as exc:
         await finish(m.end_machine(), within_s=60.0)
         if isinstance(exc, Exception):
-            await m.move(S.FAILED, error=f"rollback to {manifest.info.id} failed: {exc}")
+            await m.settle(S.FAILED, error=f"rollback to {manifest.info.id} failed: {exc}")
         raise
     reach("rollback.outcome")
 
@@ -142,4 +159,4 @@ async def _run(
 
 async def _asleep_again(m: SandboxMachine, layers: MachineLayers) -> None:
     await m.end_machine()
-    await m.move(S.HIBERNATED, layers=layers)
+    await m.settle(S.HIBERNATED, layers=layers)

@@ -19,7 +19,14 @@ from torpor.base.ids import check_id, is_id, new_id
 from torpor.db.database import Database
 from torpor.db.sandboxes import MachineLayers, SandboxRow, SandboxRows
 from torpor.doctor import collect
-from torpor.errors import Conflict, HostNotReady, InvalidRequest, NotFound, TorporError
+from torpor.errors import (
+    Conflict,
+    HostNotReady,
+    InsufficientResources,
+    InvalidRequest,
+    NotFound,
+    TorporError,
+)
 from torpor.guest.client import connect
 from torpor.guest.port import Guest
 from torpor.layers.manifest import Manifest
@@ -61,6 +68,7 @@ from torpor.sandboxes.requests import (
     check_spec,
 )
 from torpor.sandboxes.retention import superseded
+from torpor.sandboxes.room import keep_room, make_room
 from torpor.sandboxes.task import SandboxTask
 from torpor.sandboxes.warm import WarmTemplates
 from torpor.templates import TemplateStore
@@ -106,6 +114,7 @@ class Engine:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
+        parts.images_in_use = self._images_in_use
         self._tasks: dict[SandboxId, SandboxTask] = {}
         self._admission = asyncio.Lock()
         self._supervisor = Supervisor(parts.report)
@@ -417,6 +426,15 @@ class Engine:
         images = (task.machine.row.layers.image for task in self._tasks.values())
         return frozenset(image for image in images if image is not None)
 
+    def _images_in_use(self) -> tuple[frozenset[SnapshotId], frozenset[SnapshotId]]:
+        """Return the snapshots whose RAM images machines map, and those at which sandboxes sleep."""
+        asleep = (
+            task.info.parent_snapshot
+            for task in self._tasks.values()
+            if task.info.state is SandboxState.HIBERNATED
+        )
+        return self._mapped(), frozenset(found for found in asleep if found is not None)
+
     async def _look_at_host(self) -> None:
         self._parts.host = await self._parts.driver.probe()
         if not self._parts.host.usable:
@@ -424,7 +442,13 @@ class Engine:
 
     async def _check_room(self, sizes: Sizes) -> None:
         living = [task.info for task in self._tasks.values()]
-        await asyncio.to_thread(check_room, sizes, living, self._parts.home.root)
+        try:
+            await asyncio.to_thread(check_room, sizes, living, self._parts.home.root)
+        except InsufficientResources as exc:
+            need = exc.facts.get("needed_bytes")
+            if not isinstance(need, int) or not await make_room(self._parts, need):
+                raise
+            await asyncio.to_thread(check_room, sizes, living, self._parts.home.root)
 
     async def _admit(self, row: SandboxRow) -> SandboxTask:
         """Write the row of a sandbox that the host has room for, and start its task."""
@@ -544,4 +568,5 @@ class Engine:
         for snapshot_id in superseded(snapshots, [t.info for t in self._tasks.values()], now):
             await asyncio.to_thread(self._parts.layers.remove, snapshot_id)
         await self.collect()
+        await keep_room(self._parts)
         await asyncio.to_thread(self._parts.rows.forget_deleted, now - _DELETED_KEPT)

@@ -15,13 +15,14 @@ from typing import Any, TypeVar
 from torpor.base.aio import Supervisor
 from torpor.base.units import GIB
 from torpor.db.sandboxes import MachineLayers, SandboxRow
-from torpor.errors import GuestFailed, GuestUnreachable, VmmFailed
+from torpor.errors import GuestFailed, GuestUnreachable, InsufficientResources, VmmFailed
 from torpor.guest.port import Guest
 from torpor.layers.manifest import Manifest
 from torpor.model import SandboxInfo, SandboxState
 from torpor.sandboxes import folder as files
 from torpor.sandboxes.lifecycle import TIME_RUNS, check_move
 from torpor.sandboxes.parts import Parts
+from torpor.sandboxes.room import image_of
 from torpor.templates import Template
 from torpor.vmm.base import Disk, MachineSpec, SavedMachine, Vmm
 
@@ -64,6 +65,20 @@ class SandboxMachine:
             check_move(self.info.id, self.info.state, state)
         row = self.row if layers is None else replace(self.row, layers=layers)
         await self.save(self.timed(row.with_info(state=state, **changes), state))
+
+    async def settle(
+        self, state: SandboxState, *, layers: MachineLayers | None = None, **changes: Any
+    ) -> None:
+        """Move to the state that a failed act leaves, also when the disk is too full to write it down.
+
+        Then it is so in memory alone; the next daemon finds it by looking (see `recover`).
+        """
+        try:
+            await self.move(state, layers=layers, **changes)
+        except InsufficientResources as exc:
+            self.parts.report(f"the row of {self.info.id}", exc)
+            row = self.row if layers is None else replace(self.row, layers=layers)
+            self.row = self.timed(row.with_info(state=state, **changes), state)
 
     def timed(self, row: SandboxRow, state: SandboxState) -> SandboxRow:
         """Start or stop the lease's clock as `state` wants."""
@@ -113,7 +128,7 @@ class SandboxMachine:
         template = await asyncio.to_thread(
             self.parts.templates.by_digest, self.info.template_digest
         )
-        image = await asyncio.to_thread(self.parts.layers.image, manifest)
+        image = await image_of(self.parts, manifest)
         saved = SavedMachine(image, self.parts.layers.devices(manifest.info.id))
         self.vmm = await self.parts.driver.restore(
             self.folder, self.spec(template, self.row.layers), saved

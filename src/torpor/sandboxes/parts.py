@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -13,6 +13,7 @@ from torpor.db.sandboxes import SandboxRows
 from torpor.guest.port import Guest
 from torpor.layers.pins import Pins
 from torpor.layers.store import LayerStore
+from torpor.model import SnapshotId
 from torpor.sandboxes.quota import Quota
 from torpor.templates import TemplateStore
 from torpor.vmm.base import Driver, HostSupport
@@ -43,6 +44,10 @@ class Parts:
         default_factory=lambda: HostSupport("", False, None, None, None, "nobody looked yet")
     )
     """What the driver found on this host; looked up anew before each create."""
+    images_in_use: Callable[[], tuple[Collection[SnapshotId], Collection[SnapshotId]]] = field(
+        default=lambda: ((), ())
+    )
+    """Returns the snapshots whose RAM images machines map, and those at which sandboxes sleep; set by the engine."""
     pins: Pins = field(default_factory=Pins)
     quota: Quota = field(default_factory=Quota)
     boot_timeout_s: float = 300.0

@@ -24,6 +24,7 @@ from torpor.sandboxes.capture import Wish, take
 from torpor.sandboxes.fit import misfit
 from torpor.sandboxes.machine import SandboxMachine
 from torpor.sandboxes.parts import Parts
+from torpor.sandboxes.room import image_of
 from torpor.templates import Template
 
 _SETTLE_S = 600.0
@@ -72,7 +73,7 @@ class WarmTemplates:
             found = self.find(template, sizes)
             if found is None:
                 found = await self._take(template)
-                await asyncio.to_thread(self._parts.layers.image, found)
+                await image_of(self._parts, found)
             return found
 
     async def drop_stale(self) -> None:
