@@ -258,6 +258,20 @@ class LayerStore:
 
     # ---- keeping house ----
 
+    @property
+    def version(self) -> object:
+        """Differs from what it was as soon as a snapshot or merged layer was added or removed."""
+        return self._catalog.version, self.merges.version
+
+    def add_merged(self, merged: Merged) -> None:
+        """Let a durable layer stand for others from now on; they are collected once nobody else needs them.
+
+        Raises:
+            InsufficientResources: the disk is full.
+        """
+        with full_disk_told(f"the note of layer {merged.ref.id}"):
+            self.merges.add(merged)
+
     def collect(self, needed: Collection[str], *, mapped: Collection[SnapshotId] = ()) -> int:
         """Remove the layers that no snapshot and none of `needed` need; return the bytes freed.
 
@@ -278,7 +292,7 @@ class LayerStore:
         times = [folder.stat().st_mtime_ns for folder in (self._home.layers, self._home.images)]
         if max(times) > time.time_ns() - _SETTLED_NS:
             return None
-        return self._catalog.version, self.merges.version, needed, mapped, *times
+        return self.version, needed, mapped, *times
 
     def _collect_layers(self, needed: set[str]) -> int:
         used = needed | self._spared
