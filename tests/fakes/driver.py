@@ -119,6 +119,17 @@ class FakeDriver:
         await self.step("overlay")
         path.write_bytes(b"overlay")
 
+    async def merge_disk(self, below: Sequence[Path], layers: Sequence[Path], out: Path) -> None:
+        await self.step("merge")
+        for path in (*below[1:], *layers):
+            assert path.exists(), f"{path} is missing"
+        out.write_bytes(b"merged " + " ".join(path.stem for path in layers).encode())
+        try:
+            await self.step("merged")
+        except BaseException:
+            out.unlink()
+            raise
+
     async def start(self, folder: Path, spec: MachineSpec) -> FakeVmm:
         await self.step("start")
         return self._started(folder, spec)

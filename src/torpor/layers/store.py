@@ -271,6 +271,20 @@ class LayerStore:
 
     # ---- keeping house ----
 
+    @property
+    def version(self) -> object:
+        """Differs from what it was as soon as a snapshot or merged layer was added or removed."""
+        return self._catalog.version, self.merges.version
+
+    def add_merged(self, merged: Merged) -> None:
+        """Let a durable layer stand for others from now on; they are collected once nobody else needs them.
+
+        Raises:
+            InsufficientResources: the disk is full.
+        """
+        with full_disk_told(f"the note of layer {merged.ref.id}"):
+            self.merges.add(merged)
+
     def collect(self, needed: Callable[[], Needed]) -> int:
         """Remove the layers that no snapshot and nobody else needs; return the bytes freed.
 
@@ -297,7 +311,7 @@ class LayerStore:
         if max(times) > time.time_ns() - _SETTLED_NS:
             return None
         asked = (frozenset(needed.layers), frozenset(needed.mapped))
-        return self._catalog.version, self.merges.version, asked, *times
+        return self.version, asked, *times
 
     def _collect_layers(self, needed: set[str], files: list[Path]) -> int:
         used = needed | self._spared

@@ -56,12 +56,13 @@ async def wake(m: SandboxMachine) -> None:
     """Let a hibernated sandbox go on at the exact instruction. Idempotent. After a failure it sleeps on."""
     if m.info.state is S.RUNNING:
         return
-    manifest = sleeping_at(m)
+    manifest = m.parts.layers.shortened(sleeping_at(m))
     check_fits(manifest.info, m.parts.host)
     await check_start(m.parts)
     before = m.row.layers
     layers = replace(layers_at(manifest), active=new_id("lyr"))
-    await m.move(S.WAKING, layers=layers, generation=m.info.generation + 1)
+    with m.parts.pins.held(*layers.ids):  # until the row says so
+        await m.move(S.WAKING, layers=layers, generation=m.info.generation + 1)
     reach("wake.intent")
     try:
         await _run(m, manifest, "wake", "resume")
@@ -85,9 +86,11 @@ async def rollback(m: SandboxMachine, manifest: Manifest) -> None:
         )
     check_fits(manifest.info, m.parts.host)
     m.parts.origin(manifest.info.id)  # it may have been deleted while we waited for our turn
-    with m.parts.pins.held(manifest.info.id, *manifest.layer_ids):
+    short = m.parts.layers.shortened(manifest)
+    with m.parts.pins.held(manifest.info.id, *manifest.layer_ids, *short.layer_ids):
         await image_of(m.parts, manifest)
         await check_start(m.parts)
+        manifest = short
         layers = replace(layers_at(manifest), active=new_id("lyr"))
         await m.save(replace(m.row, epoch=max(m.row.epoch, manifest.epoch)))
         await m.move(

@@ -55,6 +55,7 @@ from torpor.sandboxes.capture import Wish
 from torpor.sandboxes.comeback import layers_at
 from torpor.sandboxes.fit import check_fits, misfit
 from torpor.sandboxes.lifecycle import WITH_MACHINE
+from torpor.sandboxes.merging import Merger
 from torpor.sandboxes.parts import Parts
 from torpor.sandboxes.quota import Quota
 from torpor.sandboxes.recover import recover
@@ -147,6 +148,7 @@ class Engine:
         await self._warm.drop_stale()
         await self.collect()
         self._supervisor.launch(self._upkeep(), name="upkeep")
+        self._supervisor.launch(Merger(self._parts).run(), name="merging layers")
 
     async def aclose(self) -> None:
         """Stop; machines run on for the next daemon."""
@@ -171,6 +173,7 @@ class Engine:
         if origin is None:
             task = await self._admit(self._row(spec, sizes, template.info))
             return await task.create_cold(template, spec.env)
+        origin = self._parts.layers.shortened(origin)
         return await self._create_from(
             origin, self._row(spec, sizes, template.info, origin), spec.env, "create"
         )
@@ -185,7 +188,8 @@ class Engine:
         """Make a new sandbox that goes on from a snapshot, with an identity of its own."""
         check_restore(spec)
         await self._look_at_host()
-        origin = self._parts.origin(check_snapshot_id(snapshot_id))
+        store = self._parts.layers
+        origin = store.shortened(self._parts.origin(check_snapshot_id(snapshot_id)))
         why = misfit(origin.info, self._parts.host)
         info = self._row_of(origin, spec)
         if why is None:
@@ -375,7 +379,7 @@ class Engine:
 
     async def layers(self) -> tuple[LayerUse, ...]:
         """Return every layer and RAM image with its size and who needs it."""
-        store, rows = self._parts.layers, [t.machine.row for t in self._tasks.values()]
+        store, rows = self._parts.layers, self._awake()
         layers = [(row.info.id, row.layers.ids) for row in rows]
         images = [(row.info.id, row.layers.image) for row in rows]
         return (
@@ -387,11 +391,8 @@ class Engine:
         """Remove what nothing needs; return the bytes freed."""
 
         def needed() -> Needed:
-            rows = [task.machine.row.layers for task in list(self._tasks.values())]
-            return Needed(
-                frozenset().union(*(layers.ids for layers in rows)) | self._parts.pins.now,
-                self._mapped(),
-            )
+            layers = self._parts.pins.now.union(*(row.layers.ids for row in self._awake()))
+            return Needed(layers, self._mapped())
 
         return await asyncio.to_thread(self._parts.layers.collect, needed)
 
@@ -443,8 +444,13 @@ class Engine:
 
     def _mapped(self) -> frozenset[SnapshotId]:
         """Return the snapshots whose RAM images machines map, or are about to."""
-        images = (task.machine.row.layers.image for task in list(self._tasks.values()))
+        images = (row.layers.image for row in self._awake())
         return frozenset(image for image in images if image is not None)
+
+    def _awake(self) -> tuple[SandboxRow, ...]:
+        """Return the rows whose layers are needed; one that sleeps needs those of its snapshot, and no others."""
+        rows = [task.machine.row for task in list(self._tasks.values())]
+        return tuple(row for row in rows if row.info.state is not SandboxState.HIBERNATED)
 
     def _images_in_use(self) -> tuple[frozenset[SnapshotId], frozenset[SnapshotId]]:
         """Return the snapshots whose RAM images machines map, and those at which sandboxes sleep."""

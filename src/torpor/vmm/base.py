@@ -150,6 +150,19 @@ class Driver(Protocol):
         """Make an empty writable layer at `path`. Raises `InsufficientResources` on a full disk."""
         ...
 
+    async def merge_disk(self, below: Sequence[Path], layers: Sequence[Path], out: Path) -> None:
+        """Write to `out` (new) one layer that over `below` is the same disk as `layers`, the oldest first each.
+
+        It was read again and found to be the same. Runs at the lowest priority; cancellation ends it. Not fsynced.
+        On any failure `out` is gone.
+
+        Raises:
+            DataDamaged: a layer cannot be right.
+            InsufficientResources: the disk is full.
+            VmmFailed: it cannot be done, or the disk would not be the same.
+        """
+        ...
+
     async def start(self, folder: Path, spec: MachineSpec) -> Vmm:
         """Start a machine whose sockets, logs and RAM live in `folder`, vCPUs running.
 

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from torpor.base import proc
@@ -20,7 +20,7 @@ from torpor.base.proc import ProcessId
 from torpor.errors import DataDamaged, InsufficientResources, NotFound, TorporError, VmmFailed
 from torpor.layers.space import full_disk_told
 from torpor.vmm.base import HostSupport, MachineSpec, SavedMachine
-from torpor.vmm.qemu import command, confine, host
+from torpor.vmm.qemu import command, confine, host, merge
 from torpor.vmm.qemu.machine import QemuMachine, agent_socket, give_to_vmm, qmp_socket
 from torpor.vmm.qemu.overlay import Overlays
 
@@ -49,6 +49,10 @@ class QemuDriver:
     async def create_overlay(self, path: Path, size_bytes: int) -> None:
         """Make an empty qcow2 at `path`, without a backing file's name in it."""
         await self._empty.create((await self._found()).qemu_img, path, size_bytes)
+
+    async def merge_disk(self, below: Sequence[Path], layers: Sequence[Path], out: Path) -> None:
+        """Write to `out` one layer that over `below` is the same disk as `layers`."""
+        await merge.merge((await self._found()).qemu_img, below, layers, out)
 
     async def start(self, folder: Path, spec: MachineSpec) -> QemuMachine:
         """Start `spec` in `folder`; on failure nothing of it runs on.

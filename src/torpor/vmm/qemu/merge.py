@@ -1,0 +1,150 @@
+"""Making one disk layer of many with qemu-img, and proving that the guest sees the same disk.
+
+Layers name no backing file, so every chain is spelled out. The merged layer begins as a copy of the newest one;
+`qemu-img rebase` then adds to it all that would change if it lay directly over what is below the run. (`convert -B`
+looks at the newest layer alone, and `commit` opens layers for writing.) `qemu-img compare` reads both whole disks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+
+from torpor.base.aio import finish
+from torpor.base.proc import HostCommandFailed, run
+from torpor.errors import DataDamaged, InsufficientResources, VmmFailed
+from torpor.layers.lowly import lowly, make_for_reader
+from torpor.layers.space import full_disk_told
+
+_TIMEOUT_S = 6 * 3600.0
+_DIFFERENT = 1
+"""How `qemu-img compare` ends when the content differs."""
+_HEADER = struct.Struct(">4sIQI")
+"""Magic, version, where the backing file's name is, and how long."""
+_INCOMPATIBLE_AT = 72
+_NAME_MOST = 1000
+"""A qcow2 file holds a backing file's name, here a whole chain, of at most 1023 bytes."""
+
+
+async def merge(qemu_img: Path, below: Sequence[Path], layers: Sequence[Path], out: Path) -> None:
+    """Write to `out` (new) one layer that over `below` is the same disk as `layers` are, the oldest first each.
+
+    Runs at the lowest priority; cancellation ends it. On any failure `out` is gone. `below` and `layers` are not
+    opened for writing. Not fsynced.
+
+    Raises:
+        DataDamaged: a layer wants a file beside it, or is no disk layer.
+        InsufficientResources: the disk is full.
+        VmmFailed: it cannot be done, or the disk would not be the same.
+    """
+    name = _short_name(below, out.parent)
+    if len(name) > _NAME_MOST:
+        raise VmmFailed(f"the chain of {len(below)} layers below {out} is too long to be named")
+    try:
+        await finish(asyncio.to_thread(_begin, layers, out), within_s=60.0)
+        await _tool("cp", "--reflink=auto", "--sparse=always", str(layers[-1]), str(out))
+        top = _node(out, _chain((*below, *layers[:-1])), writable=True)
+        words = ("rebase", "-F", _format(below[-1]), "-b", name, f"json:{json.dumps(top)}")
+        await _img(qemu_img, *words, cwd=out.parent)
+        await _img(qemu_img, "rebase", "-u", "-b", "", str(out))  # takes the name out again
+        await asyncio.to_thread(check_plain, out)
+        await _compare(qemu_img, (*below, *layers), (*below, out))
+    except BaseException:
+        await asyncio.to_thread(out.unlink, missing_ok=True)
+        raise
+
+
+async def _compare(qemu_img: Path, one: Sequence[Path], two: Sequence[Path]) -> None:
+    names = [f"json:{json.dumps(_chain(files))}" for files in (one, two)]
+    try:
+        await _img(qemu_img, "compare", *names)
+    except HostCommandFailed as exc:
+        if exc.facts.get("status") == _DIFFERENT:
+            raise VmmFailed(
+                f"{two[-1]} is not the same disk as the {len(one) - len(two) + 1} layers that it was made of"
+            ) from exc
+        raise
+
+
+async def _img(qemu_img: Path, *words: str, cwd: Path | None = None) -> None:
+    await _tool(str(qemu_img), *words, cwd=cwd)
+
+
+async def _tool(*words: str, cwd: Path | None = None) -> None:
+    try:
+        await run(lowly(words, confined=True), timeout_s=_TIMEOUT_S, cwd=cwd)
+    except HostCommandFailed as exc:
+        text = str(exc.facts.get("stderr"))
+        if "No space left" in text:
+            raise InsufficientResources(
+                "the disk is full: layers could not be merged", hint="free disk space"
+            ) from exc
+        if words[1] == "compare" and exc.facts.get("status") == _DIFFERENT:
+            raise
+        raise VmmFailed(f"{words[0]} {words[1]} failed on disk layers: {text}") from exc
+
+
+def _begin(layers: Sequence[Path], out: Path) -> None:
+    for path in layers:
+        check_plain(path)
+    with full_disk_told(str(out)):
+        make_for_reader(out)
+
+
+def check_plain(path: Path) -> None:
+    """Raise `DataDamaged` unless `path` is a qcow2 file whose content is all in it.
+
+    A VMM that was taken over may write a header that names another file; whoever opens it then reads that one.
+    """
+    with path.open("rb") as file:
+        head = file.read(104)
+    if len(head) < 104:
+        raise DataDamaged(f"{path} is no qcow2 file", path=path)
+    magic, version, backing_at, _ = _HEADER.unpack_from(head)
+    (incompatible,) = struct.unpack_from(">Q", head, _INCOMPATIBLE_AT)
+    if (magic, version) != (b"QFI\xfb", 3):
+        raise DataDamaged(f"{path} is no qcow2 file of version 3", path=path)
+    if backing_at or incompatible:
+        raise DataDamaged(
+            f"{path} names a backing file, or wants features {incompatible:#x}", path=path
+        )
+
+
+def _chain(files: Sequence[Path]) -> dict[str, object]:
+    """Return the block node of a chain's newest file, with all below it."""
+    node: dict[str, object] | None = None
+    for path in files:
+        node = _node(path, node, writable=False)
+    assert node is not None, "a chain has at least the template's disk"
+    return node
+
+
+def _short_name(below: Sequence[Path], folder: Path) -> str:
+    """Return a name for a chain, as short as can be, that is right for who works in `folder`."""
+    if len(below) == 1 and below[0].suffix != ".qcow2":
+        return str(below[0])
+    node: dict[str, object] | None = None
+    for path in below:
+        file = {"driver": "file", "filename": path.name if path.parent == folder else str(path)}
+        above: dict[str, object] = {"driver": _format(path), "file": file}
+        node = above | {"backing": node} if path.suffix == ".qcow2" else above
+    return f"json:{json.dumps(node, separators=(',', ':'))}"
+
+
+def _node(path: Path, below: dict[str, object] | None, *, writable: bool) -> dict[str, object]:
+    file: dict[str, object] = {"driver": "file", "filename": str(path)}
+    node: dict[str, object] = {"driver": _format(path), "file": file}
+    if path.suffix == ".qcow2":
+        node["backing"] = below
+    if writable:
+        return node | {"discard": "unmap", "detect-zeroes": "unmap"}
+    # a machine may hold locks on a layer that it reads; nobody writes it
+    file["locking"] = "off"
+    return node | {"read-only": True}
+
+
+def _format(path: Path) -> str:
+    return "qcow2" if path.suffix == ".qcow2" else "raw"
