@@ -6,6 +6,7 @@ and templates are readable for a group that every VMM has (`layers.seal`); they 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 from dataclasses import dataclass
@@ -37,7 +38,10 @@ def choose_user(machines: Path) -> User | None:
     if os.geteuid() != 0:
         return None
     check_passable(machines)
-    taken = {entry.stat().st_uid for entry in machines.glob("*/vm")}
+    taken = set()
+    for entry in machines.glob("*/vm"):
+        with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+            taken.add(entry.stat().st_uid)
     for _ in range(1000):
         uid = _FIRST_UID + secrets.randbelow(_COUNT)
         if uid not in taken:
