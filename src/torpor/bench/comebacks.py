@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 
 from torpor.bench.channel import took
 from torpor.bench.figures import Figure, Goal, Series
@@ -95,7 +96,7 @@ def ten_at_once(rig: Rig) -> Iterator[Figure]:
             forked.append((time.perf_counter() - begun) * 1000)
             for fork in forks:
                 fork.hibernate()
-            woken.append(took(lambda: list(pool.map(Sandbox.wake, forks))))  # noqa: B023 - run here
+            woken.append(took(partial(_wake_all, pool, forks)))
             rig.drop(*forks)
     beside = f"{count} times at once: {_BARE}"
     for name, what, values in (
@@ -103,6 +104,10 @@ def ten_at_once(rig: Rig) -> Iterator[Figure]:
         ("wake.many", f"{count} wakes at once", woken),
     ):
         yield _figure(name, what, values, bare, beside)
+
+
+def _wake_all(pool: ThreadPoolExecutor, sandboxes: list[Sandbox]) -> None:
+    list(pool.map(lambda sandbox: sandbox.wake(), sandboxes))
 
 
 def _acts(rig: Rig, snapshot: Snapshot) -> dict[str, Callable[[], Sandbox]]:
