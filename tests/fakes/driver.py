@@ -4,10 +4,11 @@ sweeping and death are the operating system's own."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from torpor.base import proc
 from torpor.base.proc import ProcessId
 from torpor.errors import VmmFailed
 from torpor.layers.ram import PAGE, RamLayer, RamLayerWriter
-from torpor.model import ExecInfo, Renewal
+from torpor.model import ExecEvent, ExecId, ExecInfo, ExecSpec, Renewal
 from torpor.vmm.base import HostSupport, MachineSpec, SavedMachine, VmmStatus
 
 
@@ -237,6 +238,18 @@ class FakeAgent:
 
     async def exec_list(self) -> list[ExecInfo]:
         return self.execs
+
+    @contextlib.asynccontextmanager
+    async def exec_run(
+        self, exec_id: ExecId, spec: ExecSpec, **_: object
+    ) -> AsyncIterator[AsyncIterator[ExecEvent]]:
+        self.calls.append(f"exec {spec.command}")
+
+        async def events() -> AsyncIterator[ExecEvent]:
+            return
+            yield  # makes it a generator
+
+        yield events()
 
     async def grow_disk(self) -> int:
         self.calls.append("grow_disk")

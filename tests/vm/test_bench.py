@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -27,6 +31,28 @@ def test_a_quick_look(base: str, vm_home: Home, tmp_path: Path) -> None:
     assert found["missed"] == []
     assert all(figure["torpor"]["median"] > 0 for figure in found["figures"])
     assert "no plot: the pause was not measured" in result.stderr
+    after = [s.id for s in Sandbox.list()], [s.id for s in Snapshot.list()], machines(vm_home)
+    assert after == before
+    assert not list(vm_home.tmp.iterdir())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_was_made_goes_when_it_is_broken_off(
+    base: str, vm_home: Home, number: signal.Signals
+) -> None:
+    before = [s.id for s in Sandbox.list()], [s.id for s in Snapshot.list()], machines(vm_home)
+    argv = [sys.executable, "-m", "torpor.cli", "bench", "--quick", "--only", "comebacks"]
+    bench = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    try:
+        assert bench.stderr is not None
+        while len(list(vm_home.tmp.glob("bench_*/flr_*"))) == 0:  # the floor's first machine
+            assert bench.poll() is None, bench.stderr.read()
+            time.sleep(0.01)
+        bench.send_signal(number)
+        assert bench.wait(timeout=120) == 130, bench.stderr.read()
+    finally:
+        bench.kill()
+        bench.communicate()
     after = [s.id for s in Sandbox.list()], [s.id for s in Snapshot.list()], machines(vm_home)
     assert after == before
     assert not list(vm_home.tmp.iterdir())

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 
 from torpor.bench.channel import took
 from torpor.bench.figures import Figure, Goal, Series
@@ -85,24 +87,31 @@ def ten_at_once(rig: Rig) -> Iterator[Figure]:
     forked: list[float] = []
     woken: list[float] = []
     bare: list[float] = []
+    ready: list[float] = []
     with rig.sandbox() as source, ThreadPoolExecutor(count) as pool:
         snapshot = source.snapshot()
         rig.drop(rig.restore(snapshot))
         for _ in range(rig.times(3, 1)):
-            bare.append(took(lambda: _bare_at_once(rig, snapshot, pool, count)))
+            bare.append(_by_hand_at_once(rig, snapshot, pool, count, renew=False))
+            ready.append(_by_hand_at_once(rig, snapshot, pool, count, renew=True))
             begun = time.perf_counter()
             forks = rig.fork(snapshot, count)
             forked.append((time.perf_counter() - begun) * 1000)
             for fork in forks:
                 fork.hibernate()
-            woken.append(took(lambda: list(pool.map(Sandbox.wake, forks))))  # noqa: B023 - run here
+            woken.append(took(partial(_wake_all, pool, forks)))
             rig.drop(*forks)
-    beside = f"{count} times at once: {_BARE}"
-    for name, what, values in (
-        ("fork.many", f"{count} forks at once", forked),
-        ("wake.many", f"{count} wakes at once", woken),
+    at_once = f"{count} times at once: "
+    for way, what, values in (
+        ("fork", f"{count} forks at once", forked),
+        ("wake", f"{count} wakes at once", woken),
     ):
-        yield _figure(name, what, values, bare, beside)
+        yield _figure(f"{way}.many.running", what, values, bare, at_once + _BARE)
+        yield _figure(f"{way}.many.ready", what, values, ready, at_once + _READY)
+
+
+def _wake_all(pool: ThreadPoolExecutor, sandboxes: list[Sandbox]) -> None:
+    list(pool.map(lambda sandbox: sandbox.wake(), sandboxes))
 
 
 def _acts(rig: Rig, snapshot: Snapshot) -> dict[str, Callable[[], Sandbox]]:
@@ -122,14 +131,24 @@ def _ours(rig: Rig, act: Callable[[], Sandbox], running: list[float], first: lis
     rig.drop(sandbox)
 
 
-def _bare_at_once(rig: Rig, snapshot: Snapshot, pool: ThreadPoolExecutor, count: int) -> None:
-    """Start `count` machines by hand at once; each is ended when it runs, as the next are being started."""
+def _by_hand_at_once(
+    rig: Rig, snapshot: Snapshot, pool: ThreadPoolExecutor, count: int, *, renew: bool
+) -> float:
+    """Start `count` machines by hand at once and return after how many milliseconds the last one was there.
 
-    def one(_: int) -> None:
-        with rig.floor.restored(snapshot.id):
-            pass
+    All of them run until then, as forks do.
+    """
+    with contextlib.ExitStack() as stack:
+        begun = time.perf_counter()
 
-    list(pool.map(one, range(count)))
+        def one(_: int) -> float:
+            machine = stack.enter_context(rig.floor.restored(snapshot.id))
+            if renew:
+                with machine.renewed():
+                    pass
+            return (time.perf_counter() - begun) * 1000
+
+        return max(pool.map(one, range(count)))
 
 
 def _figure(

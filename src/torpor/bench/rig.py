@@ -20,7 +20,6 @@ from torpor.sdk.sync_snapshots import Snapshot
 
 _TTL_SECONDS = 4 * 3600
 """If we are killed before we can delete: they end by themselves."""
-_MARK = {"made-by": "torpor bench"}
 
 
 class Rig:
@@ -35,7 +34,8 @@ class Rig:
         self.say = say
         self.client = Client(home=home.root)
         self.folder = home.tmp / new_id("bench")
-        self._made: dict[str, Sandbox] = {}
+        self._mark = {"made-by": "torpor bench", "run": self.folder.name}
+        self._half_gone: dict[str, Sandbox] = {}
 
     def __enter__(self) -> Rig:
         make_private_dir(self.folder, mode=0o711)
@@ -46,7 +46,9 @@ class Rig:
     def __exit__(self, *failure: object) -> None:
         try:
             self.floor.close()
-            self.drop(*list(self._made.values()))
+            # asked for, not remembered: a create that was broken off made one all the same
+            left = list(Sandbox.list(metadata=self._mark, client=self.client))
+            self.drop(*left, *self._half_gone.values())
         finally:
             shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -62,44 +64,37 @@ class Rig:
 
     def create(self, **options: Any) -> Sandbox:
         """Make a sandbox of the template."""
-        return self.keep(
-            Sandbox.create(
-                self.template.name,
-                ttl_seconds=_TTL_SECONDS,
-                metadata=_MARK,
-                client=self.client,
-                **options,
-            )
+        return Sandbox.create(
+            self.template.name,
+            ttl_seconds=_TTL_SECONDS,
+            metadata=self._mark,
+            client=self.client,
+            **options,
         )
 
     def restore(self, snapshot: Snapshot) -> Sandbox:
         """Make a sandbox from a snapshot."""
-        return self.keep(snapshot.restore(ttl_seconds=_TTL_SECONDS, metadata=_MARK))
+        return snapshot.restore(ttl_seconds=_TTL_SECONDS, metadata=self._mark)
 
     def fork(self, source: Sandbox | Snapshot, count: int) -> list[Sandbox]:
-        """Fork; raises the first failure after noting what was made."""
-        found = source.fork(count=count, ttl_seconds=_TTL_SECONDS, metadata=_MARK)
-        forks = [self.keep(fork) for fork in found if not isinstance(fork, TorporError)]
+        """Fork; raises the first failure, if there is one."""
+        found = source.fork(count=count, ttl_seconds=_TTL_SECONDS, metadata=self._mark)
         for failure in found:
             if isinstance(failure, TorporError):
                 raise failure
-        return forks
-
-    def keep(self, sandbox: Sandbox) -> Sandbox:
-        """Note a sandbox as ours."""
-        self._made[sandbox.id] = sandbox
-        return sandbox
+        return [fork for fork in found if not isinstance(fork, TorporError)]
 
     def drop(self, *sandboxes: Sandbox) -> None:
         """Delete sandboxes with their snapshots; all are tried before a failure is raised."""
         failures: list[TorporError] = []
-        for sandbox in sandboxes:
+        for sandbox in {s.id: s for s in sandboxes}.values():
+            self._half_gone[sandbox.id] = sandbox
             try:
                 sandbox.delete()
                 for snapshot in sandbox.snapshots():
                     with contextlib.suppress(NotFound):
                         snapshot.delete()
-                self._made.pop(sandbox.id, None)
+                del self._half_gone[sandbox.id]
             except TorporError as exc:
                 failures.append(exc)
         if failures:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -52,6 +53,7 @@ def bench(
             "TORPOR_URL names a daemon elsewhere; the floor can only be measured beside a local one",
             hint="unset TORPOR_URL",
         )
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was made has to go then too
     report = run(Home.default(), _template(template), groups, quick=quick, say=_say)
     if as_json:
         print_json(to_json(report))
