@@ -62,7 +62,8 @@ async def wake(m: SandboxMachine) -> None:
     before = m.row.layers
     layers = replace(layers_at(manifest), active=new_id("lyr"))
     with m.parts.pins.held(*layers.ids):  # until the row says so
-        await m.move(S.WAKING, layers=layers, generation=m.info.generation + 1)
+        async with m.parts.memory_for(m.info):
+            await m.move(S.WAKING, layers=layers, generation=m.info.generation + 1)
     reach("wake.intent")
     try:
         await _run(m, manifest, "wake", "resume")
@@ -93,16 +94,17 @@ async def rollback(m: SandboxMachine, manifest: Manifest) -> None:
         manifest = short
         layers = replace(layers_at(manifest), active=new_id("lyr"))
         await m.save(replace(m.row, epoch=max(m.row.epoch, manifest.epoch)))
-        await m.move(
-            S.RESTORING,
-            layers=layers,
-            parent_snapshot=manifest.info.id,
-            generation=m.info.generation + 1,
-            vcpus=manifest.info.vcpus,
-            ram_mib=manifest.info.ram_mib,
-            disk_gib=manifest.info.disk_gib,
-            error=None,
-        )
+        async with m.parts.memory_for(replace(m.info, ram_mib=manifest.info.ram_mib)):
+            await m.move(
+                S.RESTORING,
+                layers=layers,
+                parent_snapshot=manifest.info.id,
+                generation=m.info.generation + 1,
+                vcpus=manifest.info.vcpus,
+                ram_mib=manifest.info.ram_mib,
+                disk_gib=manifest.info.disk_gib,
+                error=None,
+            )
     reach("rollback.intent")
     try:
         await m.end_machine()

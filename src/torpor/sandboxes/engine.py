@@ -48,7 +48,7 @@ from torpor.model import (
     TemplateInfo,
 )
 from torpor.sandboxes import folder as files
-from torpor.sandboxes.admission import Sizes, check_room, choose_sizes, is_default
+from torpor.sandboxes.admission import Sizes, check_memory, check_room, choose_sizes, is_default
 from torpor.sandboxes.birth import RenewalReason
 from torpor.sandboxes.boot import TemplateBooter
 from torpor.sandboxes.capture import Wish
@@ -126,6 +126,7 @@ class Engine:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         parts.images_in_use = self._images_in_use
+        parts.memory_for = self._memory_for
         self._tasks: dict[SandboxId, SandboxTask] = {}
         self._admission = asyncio.Lock()
         self._supervisor = Supervisor(parts.report)
@@ -475,6 +476,14 @@ class Engine:
             if not isinstance(need, int) or not await make_room(self._parts, need):
                 raise
             await asyncio.to_thread(check_room, sizes, living, self._parts.home.root)
+
+    @contextlib.asynccontextmanager
+    async def _memory_for(self, info: SandboxInfo) -> AsyncIterator[None]:
+        """Hold the admission while a machine that slept or had ended is promised its memory again."""
+        async with self._admission:
+            others = [task.info for task in self._tasks.values() if task.info.id != info.id]
+            await asyncio.to_thread(check_memory, info.ram_mib, others)
+            yield
 
     async def _admit(self, row: SandboxRow) -> SandboxTask:
         """Write the row of a sandbox that the host has room for, and start its task."""

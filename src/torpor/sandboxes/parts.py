@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Awaitable, Callable, Collection
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -15,7 +17,7 @@ from torpor.guest.port import Guest
 from torpor.layers.manifest import Manifest
 from torpor.layers.pins import Pins
 from torpor.layers.store import LayerStore
-from torpor.model import SnapshotId
+from torpor.model import SandboxInfo, SnapshotId
 from torpor.sandboxes.quota import Quota
 from torpor.templates import TemplateStore
 from torpor.vmm.base import Driver, HostSupport
@@ -50,6 +52,11 @@ class Parts:
         default=lambda: ((), ())
     )
     """Returns the snapshots whose RAM images machines map, and those at which sandboxes sleep; set by the engine."""
+    memory_for: Callable[[SandboxInfo], AbstractAsyncContextManager[None]] = field(
+        default=lambda _: contextlib.nullcontext()
+    )
+    """Enters when the host has memory for that sandbox's machine; its row must say so before leaving. Raises
+    `InsufficientResources`. Set by the engine."""
     pins: Pins = field(default_factory=Pins)
     quota: Quota = field(default_factory=Quota)
     going: set[SnapshotId] = field(default_factory=set)

@@ -491,3 +491,21 @@ def test_what_nobody_asked_for_goes_by_itself(play: Play) -> None:
         assert (await world.engine.get(info.id)).state is S.RUNNING
 
     play(scene)
+
+
+def test_a_wake_needs_memory_as_a_create_does(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(world: World) -> None:
+        await world.warm()
+        sleepers = [await world.create() for _ in range(2)]
+        for info in sleepers:
+            await world.engine.hibernate(info.id)
+        monkeypatch.setattr(admission, "_memory_mib", lambda _: (1400, 1300))  # room for one
+        woken = await asyncio.gather(
+            *(world.engine.wake(info.id) for info in sleepers), return_exceptions=True
+        )
+        assert sum(isinstance(w, SandboxInfo) for w in woken) == 1
+        assert sum(isinstance(w, InsufficientResources) for w in woken) == 1
+        states = sorted([(await world.engine.get(info.id)).state for info in sleepers])
+        assert states == [S.HIBERNATED, S.RUNNING]
+
+    play(scene)
