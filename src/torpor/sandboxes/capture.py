@@ -118,8 +118,9 @@ async def _publish(m: SandboxMachine, manifest: Manifest, devices: Path) -> None
 
 async def let_run(m: SandboxMachine, *, paused_before: bool) -> None:
     """After a capture without `go_on` that came to nothing: let the machine run and write again."""
+    stood_still = await m.running_vmm().status() == "paused"
     await go_on(m, None, paused_before=paused_before)
-    if not paused_before:
+    if stood_still and not paused_before:
         with contextlib.suppress(GuestFailed, VmmFailed):  # then the dead man in the guest thaws
             await (await m.guest()).thaw()
 

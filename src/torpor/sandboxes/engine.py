@@ -145,9 +145,12 @@ class Engine:
                 self._supervisor.launch(
                     found.task.rollback(found.rollback_to), name="rollback again"
                 )
-        await asyncio.to_thread(self._parts.templates.collect, self._digests())
-        await self._warm.drop_stale()
-        await self.collect()
+        try:
+            await asyncio.to_thread(self._parts.templates.collect, self._digests())
+            await self._warm.drop_stale()
+            await self.collect()
+        except (TorporError, OSError) as exc:  # such as a damaged template: the rest is served
+            self._parts.report("collection", exc)
         self._supervisor.launch(self._upkeep(), name="upkeep")
         self._supervisor.launch(Merger(self._parts).run(), name="merging layers")
 
@@ -348,12 +351,7 @@ class Engine:
     async def delete_snapshot(self, snapshot_id: SnapshotId) -> int:
         """Remove a snapshot; return the bytes that this freed."""
         manifest = self._parts.layers.get(check_snapshot_id(snapshot_id))
-        asleep = [
-            t.info.id
-            for t in self._tasks.values()
-            if manifest.info.id in (t.info.parent_snapshot, t.machine.row.layers.taking)
-            and t.info.state in _STANDS_ON_SNAPSHOT
-        ]
+        asleep = self._stand_on(manifest.info.id)
         if asleep:
             raise Conflict(
                 f"snapshot {snapshot_id} is needed: sandbox {asleep[0]} sleeps at it or is made from it",
@@ -365,11 +363,7 @@ class Engine:
                 f"snapshot {snapshot_id} is needed: a sandbox is being made from it",
                 hint="try again in a moment",
             )
-        self._parts.going.add(manifest.info.id)
-        try:
-            await asyncio.to_thread(self._parts.layers.remove, manifest.info.id)
-        finally:
-            self._parts.going.discard(manifest.info.id)
+        await self._remove_snapshot(manifest.info.id)
         return await self.collect()
 
     async def verify_snapshot(self, snapshot_id: SnapshotId) -> tuple[Damage, ...]:
@@ -443,6 +437,23 @@ class Engine:
         living = frozenset(t.info.template_digest for t in self._tasks.values())
         return living | self._parts.layers.templates_in_use()
 
+    def _stand_on(self, snapshot_id: SnapshotId) -> tuple[SandboxId, ...]:
+        """Return the sandboxes that are nothing without a snapshot: they come from it, or sleep at it."""
+        return tuple(
+            t.info.id
+            for t in self._tasks.values()
+            if snapshot_id in (t.info.parent_snapshot, t.machine.row.layers.taking)
+            and t.info.state in _STANDS_ON_SNAPSHOT
+        )
+
+    async def _remove_snapshot(self, snapshot_id: SnapshotId) -> None:
+        """Remove a snapshot that nothing stands on; nothing begins from it any more from now on."""
+        self._parts.going.add(snapshot_id)
+        try:
+            await asyncio.to_thread(self._parts.layers.remove, snapshot_id)
+        finally:
+            self._parts.going.discard(snapshot_id)
+
     def _mapped(self) -> frozenset[SnapshotId]:
         """Return the snapshots whose RAM images machines map, or are about to."""
         images = (row.layers.image for row in self._awake())
@@ -457,7 +468,7 @@ class Engine:
         """Return the snapshots whose RAM images machines map, and those at which sandboxes sleep."""
         asleep = (
             task.info.parent_snapshot
-            for task in self._tasks.values()
+            for task in list(self._tasks.values())
             if task.info.state is SandboxState.HIBERNATED
         )
         return self._mapped(), frozenset(found for found in asleep if found is not None)
@@ -587,7 +598,7 @@ class Engine:
             await asyncio.sleep(_UPKEEP_S)
             try:
                 await self.keep_house()
-            except (TorporError, OSError) as exc:  # a full disk, say: the next turn may do better
+            except Exception as exc:  # noqa: BLE001 - a full disk, say: the next turn may do better
                 self._parts.report("upkeep", exc)
 
     async def keep_house(self) -> None:
@@ -601,7 +612,8 @@ class Engine:
         now = self._parts.clock.now()
         snapshots = [m.info for m in self._parts.layers.snapshots()]
         for snapshot_id in superseded(snapshots, [t.info for t in self._tasks.values()], now):
-            await asyncio.to_thread(self._parts.layers.remove, snapshot_id)
+            if not self._stand_on(snapshot_id) and snapshot_id not in self._parts.pins.now:
+                await self._remove_snapshot(snapshot_id)
         await self.collect()
         await keep_room(self._parts)
         await asyncio.to_thread(self._parts.rows.forget_deleted, now - _DELETED_KEPT)

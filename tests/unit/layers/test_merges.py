@@ -38,7 +38,7 @@ def test_it_takes_the_place_of_what_it_stands_for(shelf: Shelf) -> None:
         assert store.get(long.info.id) == long, "the manifest itself never changes"
         assert store.verify(long.info.id) == []
         assert store.image(long).read_bytes() == memory({0: 1}, {1: 2}, {2: 3}, {3: 4})
-        store.images.evict(1 << 40, (), ())
+        store.images.evict(1 << 40, lambda: ((), ()))
 
 
 def test_merged_layers_are_merged_again_and_stand_for_first_layers(shelf: Shelf) -> None:

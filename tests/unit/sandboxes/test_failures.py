@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 
 from tests.unit.sandboxes.world import Play, World
-from torpor.errors import Conflict, InsufficientResources, NotFound, TorporError
+from torpor.errors import Conflict, DataDamaged, InsufficientResources, NotFound, TorporError
 from torpor.layers.store import LayerStore
 from torpor.model import RestoreSpec, SandboxState
+from torpor.sandboxes import engine
 from torpor.sandboxes import task as task_module
+from torpor.sandboxes.room import make_room
 from torpor.vmm.base import HostSupport
 
 S = SandboxState
@@ -380,5 +382,76 @@ def test_a_machine_that_answers_nonsense_stops_no_other_from_being_recovered(pla
         assert (await world.engine.get(bad.id)).state is S.FAILED
         assert not process.alive(), "what is failed does not run on"
         assert (await world.engine.get(good.id)).state is S.RUNNING
+
+    play(scene)
+
+
+def test_what_goes_by_itself_is_not_taken_from_under_a_restore(play: Play) -> None:
+    async def scene(world: World) -> None:
+        info = await world.create()
+        first = await world.engine.hibernate(info.id)
+        await world.engine.wake(info.id)
+        world.clock.time += timedelta(seconds=1)
+        await world.engine.hibernate(info.id)
+        world.clock.time += timedelta(minutes=11)
+        world.driver.block["restore"] = asyncio.Event()
+        world.driver.reached.clear()
+        restoring = asyncio.create_task(world.engine.restore(first.id, RestoreSpec()))
+        await world.driver.until("restore")
+        await world.engine.keep_house()
+        world.driver.block.pop("restore").set()
+        assert (await restoring).state is S.RUNNING
+        await world.engine.keep_house()
+        assert first.id not in {s.id for s in await world.engine.snapshots()}
+
+    play(scene)
+
+
+def test_making_room_that_waited_does_not_take_an_image_from_under_a_create(play: Play) -> None:
+    async def scene(world: World) -> None:
+        await world.warm()
+        images = world.engine._parts.layers.images
+        (snapshot_id,) = images.made()
+        with images._lock:  # another image is being made, say
+            making = asyncio.create_task(make_room(world.engine._parts, 1 << 60))
+            await asyncio.sleep(0.05)
+            world.driver.block["overlay"] = asyncio.Event()
+            world.driver.reached.clear()
+            creating = asyncio.create_task(world.create())
+            await world.driver.until("overlay")
+        await making
+        assert images.made() == [snapshot_id], "a machine is about to map it"
+        world.driver.block.pop("overlay").set()
+        assert (await creating).state is S.RUNNING
+
+    play(scene)
+
+
+def test_damage_in_one_place_does_not_keep_the_daemon_from_its_work(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(world: World) -> None:
+        info = await world.create()
+
+        def damaged(_: Any) -> None:
+            raise DataDamaged("the pointer of template x is no JSON")
+
+        monkeypatch.setattr(world.templates, "collect", damaged)
+        await world.restart()
+        assert any("no JSON" in report for report in world.reports)
+        assert (await world.engine.get(info.id)).state is S.RUNNING
+        monkeypatch.setattr(engine, "_UPKEEP_S", 0.01)
+        turns: list[None] = []
+
+        async def odd() -> None:
+            turns.append(None)
+            raise KeyError("what nobody thought of")
+
+        monkeypatch.setattr(world.engine, "keep_house", odd)
+        keeping = asyncio.create_task(world.engine._upkeep())
+        async with asyncio.timeout(10):
+            while len(turns) < 3:
+                await asyncio.sleep(0.01)
+        keeping.cancel()
 
     play(scene)
