@@ -16,7 +16,7 @@ import numpy as np
 
 from torpor.base import proc
 from torpor.base.proc import ProcessId
-from torpor.errors import VmmFailed
+from torpor.errors import NotFound, VmmFailed
 from torpor.layers.ram import PAGE, RamLayer, RamLayerWriter
 from torpor.model import ExecEvent, ExecId, ExecInfo, ExecSpec, Renewal
 from torpor.vmm.base import HostSupport, MachineSpec, SavedMachine, VmmStatus
@@ -254,6 +254,11 @@ class FakeAgent:
     async def grow_disk(self) -> int:
         self.calls.append("grow_disk")
         return 0
+
+    async def read(self, path: str, *, limit_bytes: int) -> AsyncIterator[bytes]:
+        if path not in self.files:
+            raise NotFound(f"{path} does not exist")
+        yield self.files[path][:limit_bytes]
 
     async def write(self, path: str, chunks: object, **_: object) -> None:
         self.files[path] = b"".join([c async for c in chunks])  # type: ignore[attr-defined]

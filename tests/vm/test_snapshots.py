@@ -220,3 +220,12 @@ def test_copy_on_write(base: str, vm_home: Home) -> None:
             fork.delete()
         for snapshot in sbx.snapshots():
             Snapshot.delete(snapshot.id)
+
+
+def test_a_restored_sandbox_has_the_environment_of_its_source_and_its_own(base: str) -> None:
+    with Sandbox.create(template=base, env={"A": "1", "B": "2"}) as sbx:
+        snapshot = sbx.snapshot()
+        with Sandbox.restore(snapshot.id, env={"B": "3", "C": "4"}) as other:
+            assert other.exec("echo $A $B $C").stdout == "1 3 4\n"
+            assert other.info.env_names == ("A", "B", "C")
+        Snapshot.delete(snapshot.id)
