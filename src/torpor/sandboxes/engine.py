@@ -21,6 +21,7 @@ from torpor.db.sandboxes import MachineLayers, SandboxRow, SandboxRows
 from torpor.doctor import collect
 from torpor.errors import (
     Conflict,
+    DataDamaged,
     HostNotReady,
     InsufficientResources,
     InvalidRequest,
@@ -69,7 +70,7 @@ from torpor.sandboxes.requests import (
     check_spec,
 )
 from torpor.sandboxes.retention import superseded
-from torpor.sandboxes.room import keep_room, make_room
+from torpor.sandboxes.room import image_of, keep_room, make_room
 from torpor.sandboxes.task import SandboxTask
 from torpor.sandboxes.warm import WarmTemplates
 from torpor.templates import TemplateStore
@@ -196,7 +197,7 @@ class Engine:
         origin = store.shortened(self._parts.origin(check_snapshot_id(snapshot_id)))
         why = misfit(origin.info, self._parts.host)
         info = self._row_of(origin, spec)
-        if why is None:
+        if why is None and not (spec.allow_cold and await self._lost_its_ram(origin)):
             return await self._create_from(origin, info, spec.env, reason)
         if not spec.allow_cold:
             check_fits(origin.info, self._parts.host)
@@ -507,6 +508,16 @@ class Engine:
             task = self._tasks[info.id] = SandboxTask(self._parts, row)
         task.start()
         return task
+
+    async def _lost_its_ram(self, origin: Manifest) -> bool:
+        """Return whether a snapshot's RAM cannot be put together any more, so that only its disk is left."""
+        with self._parts.pins.held(origin.info.id, *origin.layer_ids):
+            try:
+                await image_of(self._parts, origin)
+            except DataDamaged as exc:
+                self._parts.report(f"RAM of {origin.info.id}", exc)
+                return True
+        return False
 
     async def _create_from(
         self, origin: Manifest, row: SandboxRow, env: Mapping[str, str], reason: RenewalReason

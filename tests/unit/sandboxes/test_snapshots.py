@@ -371,6 +371,8 @@ def test_a_damaged_or_missing_layer_is_reported_with_what_needs_it(play: Play) -
         assert "missing" in damage.problem
         with pytest.raises(DataDamaged, match="is missing"):
             await world.engine.restore(snap.id, RestoreSpec())
+        cold = await world.engine.restore(snap.id, RestoreSpec(allow_cold=True))
+        assert cold.boot_mode == "cold", "and it is said"
         assert (await world.engine.get(info.id)).state is S.RUNNING
 
     play(scene)
