@@ -65,6 +65,9 @@ class FakeVmm:
             writer.add(np.array([1]), memoryview(bytes([len(previous) + 1]) * PAGE))
             return writer.finish(sync=False)
 
+    async def changed_bytes(self) -> int:
+        return 4 * PAGE
+
     async def switch_disk(self, overlay: Path) -> None:
         await self._driver.step("switch")
         self._driver.note(self._folder, active=str(overlay))
@@ -139,12 +142,17 @@ class FakeDriver:
         with (folder / "vmm.log").open("wb") as log:
             process = proc.start_detached(["sleep", "3600"], log=log, cwd=folder / "vm")
         self.starts += 1
-        self.note(
-            folder,
-            pid=process.pid,
-            started_ticks=process.started_ticks,
-            active=str(spec.disk.active),
-        )
+        try:
+            self.note(
+                folder,
+                pid=process.pid,
+                started_ticks=process.started_ticks,
+                active=str(spec.disk.active),
+            )
+        except BaseException:
+            os.kill(process.pid, signal.SIGKILL)
+            os.waitpid(process.pid, 0)
+            raise
         return FakeVmm(process, folder, self)
 
     @staticmethod

@@ -21,7 +21,8 @@ from torpor.errors import (
     TorporError,
     WrongState,
 )
-from torpor.layers.store import Damage, LayerUse
+from torpor.layers.store import LayerUse
+from torpor.layers.verify import Damage
 from torpor.model import (
     BootMode,
     Consistency,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,11 @@ from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.exc import DatabaseError, OperationalError
 
 from torpor.errors import DataDamaged, InsufficientResources, TorporError
+
+_AHEAD_BYTES = 1 << 20
+"""What SQLite takes of the disk ahead, in its file and in its log: a row is 2 KiB."""
+_CHECKPOINT_PAGES = 200
+"""Pages of 4 KiB after which the log begins anew, before it has used up what was taken ahead."""
 
 
 class Database:
@@ -40,7 +46,27 @@ class Database:
         except BaseException:
             database.close()
             raise
+        with contextlib.suppress(DatabaseError):  # full already: what is there must do
+            database.reserve()
         return database
+
+    def reserve(self) -> None:
+        """Make SQLite take disk space ahead, so that rows can still be changed when the disk is full.
+
+        What was inserted and dropped leaves free pages in the file, and a log that is written over from its
+        beginning after each checkpoint: small changes need no block of the disk that they do not have.
+        """
+        if self.engine.dialect.name != "sqlite":
+            return
+        with self.engine.begin() as connection:
+            connection.exec_driver_sql("CREATE TABLE ahead (data BLOB)")
+            connection.exec_driver_sql("INSERT INTO ahead VALUES (zeroblob(?))", (_AHEAD_BYTES,))
+            connection.exec_driver_sql("DROP TABLE ahead")
+        with self.engine.connect() as connection:
+            raw = connection.connection.cursor()
+            raw.execute("PRAGMA wal_checkpoint(RESTART)")
+            raw.fetchall()
+            raw.close()
 
     def migrate(self) -> None:
         """Bring the tables to this version, in one transaction."""
@@ -88,7 +114,13 @@ def translate(exc: Exception, where: str) -> TorporError:
 def _prepare_sqlite(connection: Any, _record: object) -> None:
     connection.isolation_level = None  # we begin ourselves, below
     cursor = connection.cursor()
-    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=10000"):
+    for pragma in (
+        "journal_mode=WAL",
+        "synchronous=FULL",
+        "foreign_keys=ON",
+        "busy_timeout=10000",
+        f"wal_autocheckpoint={_CHECKPOINT_PAGES}",
+    ):
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()
 

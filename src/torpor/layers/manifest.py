@@ -5,6 +5,9 @@ docs/formats/snapshot.md describes the file. It is written once, last, and never
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime
@@ -18,6 +21,7 @@ from torpor.model import SnapshotInfo
 MANIFEST = "manifest.json"
 DEVICES = "devices"
 FORMAT = 1
+_LAYER_ID = re.compile(rb"lyr_[0-9a-z]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +62,7 @@ def to_json(manifest: Manifest) -> dict[str, object]:
         value = getattr(manifest.info, field.name)
         info[field.name] = value.isoformat() if isinstance(value, datetime) else value
     info["metadata"] = dict(manifest.info.metadata)
-    return {
+    body = {
         "format": FORMAT,
         "snapshot": info,
         "disk": [_ref(ref) for ref in manifest.disk],
@@ -67,6 +71,11 @@ def to_json(manifest: Manifest) -> dict[str, object]:
         "epoch": manifest.epoch,
         "inventory": manifest.inventory,
     }
+    return body | {"checksum": _checksum(body)}
+
+
+def _checksum(body: Mapping[str, object]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -84,9 +93,20 @@ def read_manifest(folder: Path) -> Manifest:
         raise DataDamaged(f"{path} is not a snapshot's manifest: {exc!r}", path=path) from exc
 
 
+def layers_named_in(folder: Path) -> frozenset[str]:
+    """Return every layer that a manifest names, also one that is too damaged to be read."""
+    try:
+        data = (folder / MANIFEST).read_bytes()
+    except OSError:
+        return frozenset()
+    return frozenset(found.decode() for found in _LAYER_ID.findall(data))
+
+
 def _manifest(raw: Any) -> Manifest:
     if raw["format"] != FORMAT:
         raise ValueError(f"its format is {raw['format']!r}; this version reads {FORMAT}")
+    if raw["checksum"] != _checksum({k: v for k, v in raw.items() if k != "checksum"}):
+        raise ValueError("its checksum is wrong")
     values = dict(raw["snapshot"])
     values["created_at"] = datetime.fromisoformat(values["created_at"])
     return Manifest(

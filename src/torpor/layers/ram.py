@@ -71,7 +71,7 @@ class RamLayerWriter:
             raise ValueError(f"{ram_bytes} bytes of RAM are not whole pages")
         self._path = path
         self._ram_bytes = ram_bytes
-        self._known = _KnownPages(previous, ram_bytes // PAGE) if previous else None
+        self._known = KnownPages(previous, ram_bytes // PAGE) if previous else None
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         self._data: list[NDArray[np.int64]] = []
         self._zeros: list[NDArray[np.int64]] = []
@@ -175,8 +175,8 @@ class RamLayerWriter:
             done += os.pwrite(self._fd, data[done:], offset + done)
 
 
-class _KnownPages:
-    """What the layers before hold of each page, to be compared with what memory holds now."""
+class KnownPages:
+    """What layers (the oldest first) hold of each page, the newest last word, to be compared with other content."""
 
     def __init__(self, layers: Sequence[Path], pages: int) -> None:
         import numpy as np
@@ -199,6 +199,30 @@ class _KnownPages:
                 self._place[where] = (
                     -1 if run.place is None else np.arange(run.place, run.place + run.pages)
                 )
+
+    @property
+    def held(self) -> NDArray[np.int64]:
+        """The numbers of the pages that a layer holds."""
+        import numpy as np
+
+        return np.flatnonzero(self._layer >= 0)
+
+    def holds(self, pages: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return for each page whether a layer holds it."""
+        found: NDArray[np.bool_] = self._layer[pages] >= 0
+        return found
+
+    def read(self, pages: NDArray[np.int64]) -> Any:
+        """Return the content of pages that are held, as words: a row a page."""
+        import numpy as np
+
+        words = np.zeros((len(pages), PAGE // 8), dtype=np.uint64)
+        layers, places = self._layer[pages], self._place[pages]
+        for number, held in enumerate(self._maps):
+            wanted = np.flatnonzero((layers == number) & (places >= 0))
+            if len(wanted):
+                words[wanted] = held[places[wanted]]
+        return words
 
     def same(self, pages: NDArray[np.int64], words: Any, filled: Any) -> Any:
         """Return for each page whether the layers hold it as it is."""

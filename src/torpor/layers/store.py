@@ -2,17 +2,19 @@
 
 Folders of the home: `layers/` holds one file a layer, `snapshots/` one folder a snapshot, `images/` whole
 RAM images made from layers, which may be removed at any time while no machine maps them.
-A layer is written before the manifest that names it and removed after the last one that does.
+A layer is written before the manifest that names it and removed after the last one that does. Where a merged
+layer stands for layers that a manifest names (see `merges`), it is what the snapshot needs, and they are not.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import threading
-from collections.abc import Collection, Iterator
+import time
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from torpor.base.faults import reach
 from torpor.base.fsio import (
@@ -22,36 +24,59 @@ from torpor.base.fsio import (
     publish_dir,
     read_json,
     remove_tree,
-    write_atomic,
     write_json,
 )
 from torpor.base.home import Home
 from torpor.base.ids import is_id
 from torpor.errors import DataDamaged, NotFound, TorporError
-from torpor.layers.manifest import DEVICES, MANIFEST, LayerRef, Manifest, read_manifest, to_json
-from torpor.layers.ram import compose
+from torpor.layers.catalog import Catalog
+from torpor.layers.images import Images, Recipe
+from torpor.layers.manifest import (
+    DEVICES,
+    MANIFEST,
+    LayerRef,
+    Manifest,
+    layers_named_in,
+    read_manifest,
+    to_json,
+)
+from torpor.layers.merges import NOTE, Kind, Merged, Merges
 from torpor.layers.seal import seal
-from torpor.model import SnapshotId, SnapshotInfo
+from torpor.layers.space import full_disk_told
+from torpor.layers.verify import (
+    Damage,
+    damage_of,
+    damage_of_image,
+    damage_of_manifest,
+    digest,
+)
+from torpor.model import SandboxId, SnapshotId, SnapshotInfo
 
-
-@dataclass(frozen=True, slots=True)
-class Damage:
-    """A file of a snapshot that is not what was written."""
-
-    layer: str
-    problem: str
-    dependents: tuple[SnapshotId, ...]
-    """All snapshots that need it."""
+_SUFFIX = {"disk": ".qcow2", "ram": ".ram"}
+_SETTLED_NS = 1_000_000_000
+"""A folder that changed longer ago than this does not change any more without its time changing."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerUse:
-    """A layer's size and who needs it."""
+    """A layer's or RAM image's size and who needs it."""
 
     id: str
+    """A layer's id; an image has that of its snapshot."""
     size_bytes: int
     snapshots: tuple[SnapshotId, ...]
     sandboxes: tuple[str, ...]
+    kind: Literal["disk", "ram", "image"] = "disk"
+    """An image is made again when it is missing, and removed when space is short."""
+
+
+@dataclass(frozen=True, slots=True)
+class Needed:
+    """What is needed beside the snapshots."""
+
+    layers: Collection[str]
+    mapped: Collection[SnapshotId] = ()
+    """Snapshots whose RAM image a machine maps."""
 
 
 class LayerStore:
@@ -60,38 +85,55 @@ class LayerStore:
     def __init__(self, home: Home) -> None:
         self._home = home
         self._lock = threading.RLock()
-        self._manifests: dict[SnapshotId, Manifest] = {}
+        self._catalog = Catalog()
+        self._collected: object = None
+        """What was so when `collect` last looked at everything."""
+        self._spared: frozenset[str] = frozenset()
+        """Layers that damaged manifests name: they may be wanted when one is mended by hand."""
+        self.images = Images(home.images)
+        self.merges = Merges(home.layers)
 
     # ---- snapshots ----
 
     def load(self) -> list[TorporError]:
         """Read all manifests; return the damaged ones' errors. Removes what crashes left half-removed."""
-        problems: list[TorporError] = []
-        self._drop_old_images()
-        with self._lock:
-            self._manifests.clear()
-            for folder in sorted(self._home.snapshots.iterdir()):
-                if not is_id(folder.name, "snap"):
-                    remove_tree(folder)
-                    continue
-                try:
-                    self._manifests[SnapshotId(folder.name)] = read_manifest(folder)
-                except NotFound:
-                    remove_tree(folder)
-                except DataDamaged as exc:
-                    problems.append(exc)  # kept: its layers may be wanted by hand
+        self.images.load()
+        for path in self._home.layers.glob(".*"):  # notes that were being written
+            path.unlink()
+        for left in self._home.tmp.glob("snap_*"):  # of a snapshot that was being published
+            remove_tree(left) if left.is_dir() else left.unlink()
+        problems: list[TorporError] = list(self.merges.load(self._merged_path))
+        found, spared = [], set[str]()
+        for folder in sorted(self._home.snapshots.iterdir()):
+            if not is_id(folder.name, "snap"):
+                remove_tree(folder)
+                continue
+            try:
+                found.append(read_manifest(folder))
+            except NotFound:
+                remove_tree(folder)
+            except DataDamaged as exc:
+                problems.append(exc)
+                spared |= layers_named_in(folder)
+        self._spared = frozenset(spared)
+        self._catalog.fill(found)
         return problems
 
-    def snapshots(self) -> list[Manifest]:
-        """Return all snapshots, newest first."""
-        with self._lock:
-            found = list(self._manifests.values())
-        return sorted(found, key=lambda m: (m.info.created_at, m.info.id), reverse=True)
+    def snapshots(self, sandbox_id: SandboxId | None = None) -> list[Manifest]:
+        """Return the snapshots of one sandbox, or all, newest first."""
+        return self._catalog.all() if sandbox_id is None else self._catalog.of_sandbox(sandbox_id)
+
+    def of_template(self, template_digest: str) -> list[Manifest]:
+        """Return a template's own snapshots, newest first."""
+        return self._catalog.of_template(template_digest)
+
+    def templates_in_use(self) -> frozenset[str]:
+        """Return the digests of the templates that snapshots of sandboxes stand on."""
+        return self._catalog.templates_in_use()
 
     def get(self, snapshot_id: SnapshotId) -> Manifest:
         """Return a snapshot's manifest. Raises `NotFound`."""
-        with self._lock:
-            manifest = self._manifests.get(snapshot_id)
+        manifest = self._catalog.get(snapshot_id)
         if manifest is None:
             raise NotFound(
                 f"there is no snapshot {snapshot_id}",
@@ -100,43 +142,52 @@ class LayerStore:
             )
         return manifest
 
+    def shortened(self, manifest: Manifest) -> Manifest:
+        """Return a manifest that names merged layers where they stand for what it names."""
+        merges = self.merges
+        return replace(
+            manifest, disk=merges.shortened(manifest.disk), ram=merges.shortened(manifest.ram)
+        )
+
     def publish(self, manifest: Manifest, devices: Path) -> None:
         """Make a snapshot exist. Its layers are there and durable; `devices` is moved.
 
         On failure the snapshot does not exist and its folder is gone.
+
+        Raises:
+            InsufficientResources: the disk is full.
         """
         snapshot_id = manifest.info.id
         staging = self._home.tmp / snapshot_id
-        staging.mkdir(mode=0o711)
         try:
-            staging.chmod(0o711)
-            devices.rename(staging / DEVICES)
-            seal(staging / DEVICES)
-            write_json(staging / MANIFEST, to_json(manifest), mode=0o400)
-            reach("snapshot.staged")
-            fsync_dir(self._home.layers)
-            publish_dir(staging, self.folder(snapshot_id))
+            with full_disk_told(f"snapshot {snapshot_id}"):
+                staging.mkdir(mode=0o711)
+                staging.chmod(0o711)
+                devices.rename(staging / DEVICES)
+                seal(staging / DEVICES)
+                write_json(staging / MANIFEST, to_json(manifest), mode=0o400)
+                reach("snapshot.staged")
+                fsync_dir(self._home.layers)
+                publish_dir(staging, self.folder(snapshot_id))
         except BaseException:
             remove_tree(staging)
+            remove_tree(self.folder(snapshot_id))  # its name may not be durable: better none at all
             raise
         reach("snapshot.published")
-        with self._lock:
-            self._manifests[snapshot_id] = manifest
+        self._catalog.add(manifest)
 
     def duplicate(self, manifest: Manifest, info: SnapshotInfo) -> Manifest:
         """Make a second snapshot, called `info`, of the same point; it shares every layer."""
         devices = self._home.tmp / f"{info.id}.{DEVICES}"
-        devices.hardlink_to(self.devices(manifest.info.id))
-        with removed_on_failure(devices):
+        with removed_on_failure(devices), full_disk_told(f"snapshot {info.id}"):
+            devices.hardlink_to(self.devices(manifest.info.id))
             copy = replace(manifest, info=info)
             self.publish(copy, devices)
         return copy
 
     def remove(self, snapshot_id: SnapshotId) -> None:
         """Make a snapshot not exist any more; its layers stay until `collect`."""
-        self.get(snapshot_id)
-        with self._lock:
-            del self._manifests[snapshot_id]
+        self._catalog.discard(self.get(snapshot_id))
         reach("snapshot.forgotten")
         remove_tree(self.folder(snapshot_id))
 
@@ -150,164 +201,202 @@ class LayerStore:
 
     # ---- layers ----
 
+    def path(self, kind: Kind, layer_id: str) -> Path:
+        """Return the file of a layer."""
+        return self._home.layers / f"{layer_id}{_SUFFIX[kind]}"
+
     def disk_path(self, layer_id: str) -> Path:
         """Return the file of a disk layer."""
-        return self._home.layers / f"{layer_id}.qcow2"
+        return self.path("disk", layer_id)
 
     def ram_path(self, layer_id: str) -> Path:
         """Return the file of a RAM layer."""
-        return self._home.layers / f"{layer_id}.ram"
+        return self.path("ram", layer_id)
+
+    def _merged_path(self, merged: Merged) -> Path:
+        return self.path(merged.kind, merged.ref.id)
 
     def ref(self, layer_id: str, path: Path) -> LayerRef:
         """Make a written layer immutable and durable; return its reference with size and digest.
 
         Size and digest are kept in a file beside it, so that a chain is not read again for each snapshot.
+
+        Raises:
+            InsufficientResources: the disk is full.
         """
         note = path.with_suffix(".sum")
         with contextlib.suppress(NotFound):
             raw = read_json(note, limit_bytes=4096)
             if isinstance(raw, dict):
                 return LayerRef(layer_id, int(raw["size_bytes"]), str(raw["sha256"]))
-        fsync_file(path)
-        seal(path)
-        found = LayerRef(layer_id, path.stat().st_size, digest(path))
-        write_json(note, {"size_bytes": found.size_bytes, "sha256": found.sha256}, mode=0o400)
+        with full_disk_told(f"layer {layer_id}"):
+            fsync_file(path)
+            seal(path)
+            found = LayerRef(layer_id, path.stat().st_size, digest(path))
+            write_json(note, {"size_bytes": found.size_bytes, "sha256": found.sha256}, mode=0o400)
         return found
-
-    def image_path(self, snapshot_id: SnapshotId) -> Path:
-        """Return where a snapshot's RAM image is, or would be."""
-        return self._home.images / f"{snapshot_id}.img"
 
     def image(self, manifest: Manifest) -> Path:
         """Return a snapshot's whole RAM as a file that can be mapped; made from its layers if need be.
 
         Raises:
             DataDamaged: a layer is missing or damaged.
-            OSError: the disk is full; nothing is left.
+            InsufficientResources: the disk is full; nothing is left.
         """
-        path = self.image_path(manifest.info.id)
-        with self._lock:
-            if path.exists():
-                return path
-            base, above = self._nearest_image(manifest)
-            fresh = path.with_suffix(".tmp")
-            fresh.unlink(missing_ok=True)
-            try:
-                compose([self.ram_path(ref.id) for ref in above], fresh, base=base)
-            except FileNotFoundError as exc:
-                raise DataDamaged(
-                    f"a RAM layer of snapshot {manifest.info.id} is missing: {exc.filename}",
-                    hint="it can only be started cold from its disk",
-                    snapshot_id=manifest.info.id,
-                ) from exc
-            seal(fresh)
-            fresh.rename(path)
-            return path
+        try:
+            return self.images.get(manifest.info.id, lambda: self._recipe(manifest))
+        except FileNotFoundError as exc:
+            raise DataDamaged(
+                f"a RAM layer of snapshot {manifest.info.id} is missing: {exc.filename}",
+                hint="it can only be started cold from its disk",
+                snapshot_id=manifest.info.id,
+            ) from exc
 
-    def _nearest_image(self, manifest: Manifest) -> tuple[Path | None, tuple[LayerRef, ...]]:
+    def _recipe(self, manifest: Manifest) -> Recipe:
         """Return the made image that shares the most layers with a snapshot, and the layers above it."""
-        best: tuple[Path | None, tuple[LayerRef, ...]] = (None, manifest.ram)
-        for other in self._manifests.values():
-            count = len(other.ram)
-            path = self.image_path(other.info.id)
-            if count < len(manifest.ram) and manifest.ram[:count] == other.ram and path.exists():
-                above = manifest.ram[count:]
-                if len(above) < len(best[1]):
-                    best = (path, above)
+        first = self.merges.first_layers(ref.id for ref in manifest.ram)
+        above = [self.ram_path(ref.id) for ref in self.shortened(manifest).ram]
+        best = Recipe(None, tuple(above))
+        for snapshot_id in self.images.made():
+            other = self._catalog.get(snapshot_id)
+            if other is None:
+                continue
+            shared = self.merges.first_layers(ref.id for ref in other.ram)
+            if shared == first or first[: len(shared)] != shared:
+                continue
+            rest = [self.ram_path(layer) for layer in self.merges.shortest(first[len(shared) :])]
+            if len(rest) < len(best.layers) and all(path.exists() for path in rest):
+                best = Recipe(self.images.path(snapshot_id), tuple(rest))
         return best
-
-    def _drop_old_images(self) -> None:
-        """Remove the images of an earlier boot of the host: they were not fsynced, so a power cut may have torn them."""
-        marker = self._home.images / "boot_id"
-        boot_id = Path("/proc/sys/kernel/random/boot_id").read_bytes()
-        if marker.exists() and marker.read_bytes() == boot_id:
-            return
-        for path in self._home.images.iterdir():
-            path.unlink()
-        fsync_dir(self._home.images)
-        write_atomic(marker, boot_id)
 
     # ---- keeping house ----
 
-    def collect(self, needed: Collection[str], *, mapped: Collection[SnapshotId] = ()) -> int:
-        """Remove the layers that no snapshot and none of `needed` need; return the bytes freed.
+    def collect(self, needed: Callable[[], Needed]) -> int:
+        """Remove the layers that no snapshot and nobody else needs; return the bytes freed.
 
-        Images stay while their snapshot exists or is in `mapped`. The caller sees to it that no layer is
-        being written whose id is not in `needed`.
+        Images stay while their snapshot exists or is mapped. `needed` is asked here, after the files were listed
+        and while no snapshot can come or go: what was said before may be old by now. A layer has to be needed
+        before its file is made. When nothing changed since the last time, nothing is looked at.
         """
-        freed = 0
         with self._lock:
-            keep = set(needed).union(*(m.layer_ids for m in self._manifests.values()))
-            doomed = [
-                p for p in self._home.layers.iterdir() if p.name.partition(".")[0] not in keep
-            ]
-            known = {*self._manifests, *mapped}
-            images = [p for p in self._home.images.iterdir() if p.suffix in (".img", ".tmp")]
-            doomed += [p for p in images if p.suffix == ".tmp" or p.stem not in known]
-            for path in doomed:
-                freed += allocated_bytes(path)
-                path.unlink(missing_ok=True)
-                reach("collect.removed")
+            if self._collected is not None and self._collected == self._state(needed()):
+                return 0
+            # names with a dot in front are notes that are being written; see `load`
+            files = sorted(p for p in self._home.layers.iterdir() if not p.name.startswith("."))
+            made = self.images.listed()
+            asked = needed()
+            now = self._state(asked)
+            freed = self.images.collect({*self._catalog.ids(), *asked.mapped}, made)
+            freed += self._collect_layers(set(asked.layers), files)
+            self._collected = now
+        return freed
+
+    def _state(self, needed: Needed) -> object:
+        """Return what decides what may go; None while the folders are so fresh that their times tell nothing."""
+        times = [folder.stat().st_mtime_ns for folder in (self._home.layers, self._home.images)]
+        if max(times) > time.time_ns() - _SETTLED_NS:
+            return None
+        asked = (frozenset(needed.layers), frozenset(needed.mapped))
+        return self._catalog.version, self.merges.version, asked, *times
+
+    def _collect_layers(self, needed: set[str], files: list[Path]) -> int:
+        used = needed | self._spared
+        named = set(used)
+        for manifest in self._catalog.all():
+            named |= manifest.layer_ids
+            used |= self.shortened(manifest).layer_ids
+        freed = 0
+        for path in files:
+            layer_id = path.name.partition(".")[0]
+            if layer_id in used or (path.suffix == NOTE and layer_id in named):
+                continue
+            if path.suffix == NOTE:
+                self.merges.note_gone(layer_id)
+            else:
+                self.merges.file_gone(layer_id)
+            freed += allocated_bytes(path)
+            path.unlink(missing_ok=True)
+            reach("collect.removed")
         return freed
 
     def uses(self, sandboxes: Collection[tuple[str, Collection[str]]]) -> list[LayerUse]:
         """Return every layer with who needs it; `sandboxes` are ids with the layers they need."""
+        snapshots: dict[str, list[SnapshotId]] = {}
+        for manifest in self._catalog.all():
+            for layer_id in self.shortened(manifest).layer_ids:
+                snapshots.setdefault(layer_id, []).append(manifest.info.id)
+        users: dict[str, list[str]] = {}
+        for name, layers in sandboxes:
+            for layer_id in layers:
+                users.setdefault(layer_id, []).append(name)
         found = []
-        with self._lock:
-            manifests = list(self._manifests.values())
-        for path in sorted(
-            p for p in self._home.layers.iterdir() if p.suffix in (".qcow2", ".ram")
-        ):
-            layer_id = path.name.partition(".")[0]
-            found.append(
-                LayerUse(
-                    layer_id,
-                    allocated_bytes(path),
-                    tuple(m.info.id for m in manifests if layer_id in m.layer_ids),
-                    tuple(name for name, layers in sandboxes if layer_id in layers),
-                )
+        for path in sorted(self._home.layers.iterdir()):
+            for kind, suffix in _SUFFIX.items():
+                if path.suffix == suffix:
+                    found.append(
+                        LayerUse(
+                            path.stem,
+                            allocated_bytes(path),
+                            tuple(snapshots.get(path.stem, ())),
+                            tuple(users.get(path.stem, ())),
+                            kind,  # type: ignore[arg-type]
+                        )
+                    )
+        return found
+
+    def image_uses(self, mapped: Collection[tuple[str, SnapshotId | None]]) -> list[LayerUse]:
+        """Return every RAM image; `mapped` are sandboxes' ids with the image that their machine maps."""
+        return [
+            LayerUse(
+                snapshot_id,
+                allocated_bytes(self.images.path(snapshot_id)),
+                () if self._catalog.get(snapshot_id) is None else (snapshot_id,),
+                tuple(name for name, image in mapped if image == snapshot_id),
+                "image",
+            )
+            for snapshot_id in sorted(self.images.made())
+        ]
+
+    def verify(
+        self, snapshot_id: SnapshotId, *, mapped: Collection[SnapshotId] = ()
+    ) -> list[Damage]:
+        """Read every byte that a snapshot needs and compare its digests; return what is damaged.
+
+        That is its manifest, its layers, its devices, and its RAM image if it has one (or if it is `mapped`).
+        """
+        manifest = self.get(snapshot_id)
+        short = self.shortened(manifest)
+        found = self._damages(manifest, short, is_mapped=snapshot_id in mapped)
+        if found and self.shortened(manifest) != short:  # merged and collected while we read
+            found = self._damages(
+                manifest, self.shortened(manifest), is_mapped=snapshot_id in mapped
             )
         return found
 
-    def verify(self, snapshot_id: SnapshotId) -> list[Damage]:
-        """Read every byte that a snapshot needs and compare its digests; return what is damaged."""
-        manifest = self.get(snapshot_id)
-        places = [
-            *((ref, self.disk_path(ref.id)) for ref in manifest.disk),
-            *((ref, self.ram_path(ref.id)) for ref in manifest.ram),
-            (manifest.devices, self.devices(snapshot_id)),
+    def _damages(self, manifest: Manifest, short: Manifest, *, is_mapped: bool) -> list[Damage]:
+        own = (manifest.info.id,)
+        found = []
+        for kind, refs in (("disk", short.disk), ("ram", short.ram)):
+            for ref in refs:
+                problem = damage_of(ref, self.path(kind, ref.id))  # type: ignore[arg-type]
+                if problem is not None:
+                    found.append(Damage(ref.id, problem, self._dependents(ref.id) or own))
+        layers = [self.ram_path(ref.id) for ref in short.ram]
+        image = self.images.path(manifest.info.id)
+        own_files = {
+            "devices": damage_of(manifest.devices, self.devices(manifest.info.id)),
+            "manifest": damage_of_manifest(manifest, self.folder(manifest.info.id)),
+            # damaged layers make another image than the good one that is there
+            "image": damage_of_image(image, layers, is_mapped=is_mapped) if not found else None,
+        }
+        return found + [
+            Damage(name, problem, own) for name, problem in own_files.items() if problem is not None
         ]
-        return [
-            found
-            for ref, path in places
-            if (found := self._damage(ref, path, snapshot_id)) is not None
-        ]
 
-    def _damage(self, ref: LayerRef, path: Path, snapshot_id: SnapshotId) -> Damage | None:
-        try:
-            size = path.stat().st_size
-            problem = (
-                f"it has {size} bytes instead of {ref.size_bytes}"
-                if size != ref.size_bytes
-                else None
-            )
-            if problem is None and digest(path) != ref.sha256:
-                problem = "its content is not what was written"
-        except FileNotFoundError:
-            problem = "it is missing"
-        except OSError as exc:
-            problem = f"it cannot be read: {exc}"
-        if problem is None:
-            return None
-        with self._lock:
-            others = [m.info.id for m in self._manifests.values() if ref.id in m.layer_ids]
-        return Damage(ref.id, problem, tuple(others) or (snapshot_id,))
-
-
-def digest(path: Path) -> str:
-    """Return the SHA-256 of a file, in hex."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    def _dependents(self, layer_id: str) -> tuple[SnapshotId, ...]:
+        return tuple(
+            m.info.id for m in self._catalog.all() if layer_id in self.shortened(m).layer_ids
+        )
 
 
 @contextlib.contextmanager

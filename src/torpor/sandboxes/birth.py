@@ -113,7 +113,7 @@ async def _undo(m: SandboxMachine, exc: BaseException) -> None:
     await m.end_machine()
     if isinstance(exc, Exception):  # a cancelled create is being deleted, or the daemon ends
         text = exc.message if isinstance(exc, TorporError) else repr(exc)
-        await m.move(
+        await m.settle(
             SandboxState.FAILED,
             layers=MachineLayers(),
             error=f"create failed: {text}" + (f"\nconsole:\n{tail}" if tail else ""),

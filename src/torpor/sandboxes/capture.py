@@ -19,16 +19,21 @@ from torpor.base.faults import reach
 from torpor.base.ids import new_id
 from torpor.base.units import GIB
 from torpor.db.sandboxes import MachineLayers
-from torpor.errors import GuestFailed, InvalidRequest, VmmFailed
+from torpor.errors import GuestFailed, InsufficientResources, InvalidRequest, VmmFailed
 from torpor.guest.port import Guest
 from torpor.layers.manifest import LayerRef, Manifest
-from torpor.layers.store import digest, removed_on_failure
+from torpor.layers.space import full_disk_told
+from torpor.layers.verify import digest
 from torpor.model import Consistency, SnapshotId, SnapshotInfo, SnapshotReason
 from torpor.sandboxes.machine import SandboxMachine
+from torpor.sandboxes.room import check_capture
 from torpor.vmm.base import Vmm
 
 DEAD_MAN_S = 30.0
 """The guest thaws itself after so long; a capture that takes longer is not called consistent."""
+
+_PUBLISH_S = 600.0
+"""A disk that takes longer to make a few small files durable is broken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +45,7 @@ class Wish:
     label: str | None = None
     metadata: Mapping[str, str] | None = None
     go_on: bool = True
-    """False: leave the machine paused (and frozen) when the snapshot is whole."""
+    """False: leave the machine paused (and frozen) once it was captured; see `let_run`."""
 
 
 async def take(m: SandboxMachine, wish: Wish, *, paused_before: bool) -> Manifest:
@@ -57,41 +62,66 @@ async def take(m: SandboxMachine, wish: Wish, *, paused_before: bool) -> Manifes
             f"consistency is {wish.consistency!r}; 'crash' or 'filesystem' is wanted",
             hint="leave it out",
         )
-    store, before = m.parts.layers, m.row.layers
+    store, vmm = m.parts.layers, m.running_vmm()
+    await check_capture(m.parts, vmm, m.info.ram_mib)
+    await _note_switch(m, vmm)  # an earlier one that a full disk kept from being written down
+    before = m.row.layers
     snapshot_id = SnapshotId(new_id("snap"))
     ram_id, next_active = new_id("lyr"), new_id("lyr")
     overlay, ram = store.disk_path(next_active), store.ram_path(ram_id)
-    with m.parts.pins.held(ram_id), removed_on_failure(ram):
+    with m.parts.pins.held(ram_id, next_active):
         await m.parts.driver.create_overlay(overlay, m.info.disk_gib * GIB)
         await m.save(
             replace(m.row, layers=replace(before, next_active=next_active, taking=snapshot_id))
         )
         reach("snapshot.intent")
-        pause_ms, devices, consistency = await _capture(
-            m, wish, overlay, ram, paused_before=paused_before
-        )
-        reach("snapshot.captured")
         try:
-            manifest = await asyncio.to_thread(
-                _manifest,
-                m,
-                wish,
-                snapshot_id,
-                (*before.ram, ram_id),
-                devices,
-                pause_ms,
-                consistency,
+            pause_ms, devices, consistency = await _capture(
+                m, wish, overlay, ram, paused_before=paused_before
             )
-            reach("snapshot.durable")
-            await asyncio.to_thread(store.publish, manifest, devices)
-        finally:
-            await asyncio.to_thread(devices.unlink, missing_ok=True)
-    layers = replace(
-        m.row.layers, ram=(*before.ram, ram_id), session=(*before.session, ram_id), taking=None
-    )
-    await m.save(replace(m.row, layers=layers).with_info(parent_snapshot=snapshot_id))
+            reach("snapshot.captured")
+            try:
+                manifest = await asyncio.to_thread(
+                    _manifest,
+                    m,
+                    wish,
+                    snapshot_id,
+                    (*before.ram, ram_id),
+                    devices,
+                    pause_ms,
+                    consistency,
+                )
+                reach("snapshot.durable")
+                await finish(_publish(m, manifest, devices), within_s=_PUBLISH_S)
+            finally:
+                await asyncio.to_thread(devices.unlink, missing_ok=True)
+        except BaseException:
+            if m.info.parent_snapshot != snapshot_id:  # cancelled behind that point, it is whole
+                ram.unlink(missing_ok=True)
+            raise
     reach("snapshot.outcome")
     return manifest
+
+
+async def _publish(m: SandboxMachine, manifest: Manifest, devices: Path) -> None:
+    """Make the snapshot exist and note it in the row: both, or neither."""
+    store, before = m.parts.layers, m.row.layers
+    await asyncio.to_thread(store.publish, manifest, devices)
+    ram = tuple(ref.id for ref in manifest.ram)
+    layers = replace(before, ram=ram, session=(*before.session, ram[-1]), taking=None)
+    try:
+        await m.save(replace(m.row, layers=layers).with_info(parent_snapshot=manifest.info.id))
+    except BaseException:
+        await asyncio.to_thread(store.remove, manifest.info.id)
+        raise
+
+
+async def let_run(m: SandboxMachine, *, paused_before: bool) -> None:
+    """After a capture without `go_on` that came to nothing: let the machine run and write again."""
+    await go_on(m, None, paused_before=paused_before)
+    if not paused_before:
+        with contextlib.suppress(GuestFailed, VmmFailed):  # then the dead man in the guest thaws
+            await (await m.guest()).thaw()
 
 
 def _manifest(
@@ -174,16 +204,20 @@ async def _capture(
         reach("snapshot.switched")
         await vmm.save_ram(ram, session)
         reach("snapshot.ram")
-        await asyncio.to_thread(saved.rename, devices)
+        with full_disk_told(f"the devices of {m.info.id}"):
+            await asyncio.to_thread(saved.rename, devices)
         if wish.go_on and not paused_before:
             await vmm.resume()
         pause_ms = (time.monotonic() - begun) * 1000
         if guest is not None and wish.go_on and wish.consistency == "filesystem":
             await _thaw(m, guest)
     except BaseException:
-        await finish(_go_on(m, vmm, guest, paused_before=paused_before), within_s=60.0)
+        await finish(go_on(m, guest, paused_before=paused_before), within_s=60.0)
         raise
     await _note_switch(m, vmm)
+    if guest is not None and wish.go_on:
+        with contextlib.suppress(GuestFailed):  # whoever asks it next is told
+            await guest.set_clock(m.parts.clock.now())  # it stood still with the machine
     # what a machine that was paused by hand had not written is in its RAM, as after a crash
     return pause_ms, devices, wish.consistency if guest is not None else "crash"
 
@@ -205,8 +239,9 @@ async def _thaw(m: SandboxMachine, guest: Guest) -> None:
         )
 
 
-async def _go_on(m: SandboxMachine, vmm: Vmm, guest: Guest | None, *, paused_before: bool) -> None:
+async def go_on(m: SandboxMachine, guest: Guest | None, *, paused_before: bool) -> None:
     """After a failure: let the machine run and write again, and note which overlay it writes to."""
+    vmm = m.running_vmm()
     if await vmm.status() == "ended":
         return
     if not paused_before:
@@ -214,7 +249,8 @@ async def _go_on(m: SandboxMachine, vmm: Vmm, guest: Guest | None, *, paused_bef
     if guest is not None:
         with contextlib.suppress(GuestFailed):  # then the dead man in the guest thaws
             await guest.thaw()
-    await _note_switch(m, vmm)
+    with contextlib.suppress(InsufficientResources):  # both are in the row; see `switched`
+        await _note_switch(m, vmm)
 
 
 async def _note_switch(m: SandboxMachine, vmm: Vmm) -> None:

@@ -7,13 +7,14 @@ leaves the first; `recover` finishes or undoes it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import replace
 
 from torpor.base.aio import finish
 from torpor.base.faults import reach
 from torpor.base.ids import new_id
 from torpor.db.sandboxes import MachineLayers
-from torpor.errors import WrongState
+from torpor.errors import TorporError, VmmFailed, WrongState
 from torpor.layers.manifest import Manifest
 from torpor.model import BootMode, SandboxState, SnapshotId
 from torpor.sandboxes import capture
@@ -22,6 +23,7 @@ from torpor.sandboxes.birth import RenewalReason, hostname_of, renewal
 from torpor.sandboxes.fit import check_fits
 from torpor.sandboxes.lifecycle import check_move
 from torpor.sandboxes.machine import SandboxMachine
+from torpor.sandboxes.room import check_start, image_of
 
 S = SandboxState
 
@@ -37,15 +39,17 @@ async def hibernate(m: SandboxMachine) -> None:
         manifest = await capture.take(
             m, capture.Wish(reason="hibernate", go_on=False), paused_before=before is S.PAUSED
         )
+        await m.move(S.HIBERNATED)
     except BaseException:
         if m.vmm is not None:
-            await finish(m.move(before), within_s=15.0)
+            await finish(_awake_again(m, before), within_s=150.0)
         raise
-    await m.move(S.HIBERNATED)
     reach("hibernate.outcome")
     await m.end_machine()
-    # while it sleeps: what wake would have to wait for
-    await asyncio.to_thread(m.parts.layers.image, manifest)
+    try:  # while it sleeps: what wake would have to wait for
+        await image_of(m.parts, manifest)
+    except (TorporError, OSError) as exc:  # it sleeps all the same; wake tries again
+        m.parts.report(f"RAM image of {m.info.id}", exc)
 
 
 async def wake(m: SandboxMachine) -> None:
@@ -54,6 +58,7 @@ async def wake(m: SandboxMachine) -> None:
         return
     manifest = sleeping_at(m)
     check_fits(manifest.info, m.parts.host)
+    await check_start(m.parts)
     before = m.row.layers
     layers = replace(layers_at(manifest), active=new_id("lyr"))
     await m.move(S.WAKING, layers=layers, generation=m.info.generation + 1)
@@ -79,19 +84,22 @@ async def rollback(m: SandboxMachine, manifest: Manifest) -> None:
             hint=f"make a new sandbox from it: torpor restore {manifest.info.id}",
         )
     check_fits(manifest.info, m.parts.host)
-    await asyncio.to_thread(m.parts.layers.image, manifest)
-    layers = replace(layers_at(manifest), active=new_id("lyr"))
-    await m.save(replace(m.row, epoch=max(m.row.epoch, manifest.epoch)))
-    await m.move(
-        S.RESTORING,
-        layers=layers,
-        parent_snapshot=manifest.info.id,
-        generation=m.info.generation + 1,
-        vcpus=manifest.info.vcpus,
-        ram_mib=manifest.info.ram_mib,
-        disk_gib=manifest.info.disk_gib,
-        error=None,
-    )
+    m.parts.origin(manifest.info.id)  # it may have been deleted while we waited for our turn
+    with m.parts.pins.held(manifest.info.id, *manifest.layer_ids):
+        await image_of(m.parts, manifest)
+        await check_start(m.parts)
+        layers = replace(layers_at(manifest), active=new_id("lyr"))
+        await m.save(replace(m.row, epoch=max(m.row.epoch, manifest.epoch)))
+        await m.move(
+            S.RESTORING,
+            layers=layers,
+            parent_snapshot=manifest.info.id,
+            generation=m.info.generation + 1,
+            vcpus=manifest.info.vcpus,
+            ram_mib=manifest.info.ram_mib,
+            disk_gib=manifest.info.disk_gib,
+            error=None,
+        )
     reach("rollback.intent")
     try:
         await m.end_machine()
@@ -100,7 +108,7 @@ async def rollback(m: SandboxMachine, manifest: Manifest) -> None:
     except BaseException as exc:
         await finish(m.end_machine(), within_s=60.0)
         if isinstance(exc, Exception):
-            await m.move(S.FAILED, error=f"rollback to {manifest.info.id} failed: {exc}")
+            await m.settle(S.FAILED, error=f"rollback to {manifest.info.id} failed: {exc}")
         raise
     reach("rollback.outcome")
 
@@ -140,6 +148,15 @@ async def _run(
     await m.move(S.RUNNING, boot_mode=boot_mode, boot_ms=boot_ms)
 
 
+async def _awake_again(m: SandboxMachine, state: SandboxState) -> None:
+    if m.info.state is S.HIBERNATED:
+        return
+    with contextlib.suppress(VmmFailed):  # if it ended, the watcher notes that
+        if state is S.RUNNING and await m.running_vmm().status() == "paused":
+            await capture.let_run(m, paused_before=False)
+    await m.settle(state)
+
+
 async def _asleep_again(m: SandboxMachine, layers: MachineLayers) -> None:
     await m.end_machine()
-    await m.move(S.HIBERNATED, layers=layers)
+    await m.settle(S.HIBERNATED, layers=layers)

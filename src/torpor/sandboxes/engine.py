@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from datetime import timedelta
@@ -18,11 +19,19 @@ from torpor.base.ids import check_id, is_id, new_id
 from torpor.db.database import Database
 from torpor.db.sandboxes import MachineLayers, SandboxRow, SandboxRows
 from torpor.doctor import collect
-from torpor.errors import Conflict, HostNotReady, InvalidRequest, NotFound, TorporError
+from torpor.errors import (
+    Conflict,
+    HostNotReady,
+    InsufficientResources,
+    InvalidRequest,
+    NotFound,
+    TorporError,
+)
 from torpor.guest.client import connect
 from torpor.guest.port import Guest
 from torpor.layers.manifest import Manifest
-from torpor.layers.store import Damage, LayerStore, LayerUse
+from torpor.layers.store import LayerStore, LayerUse, Needed
+from torpor.layers.verify import Damage
 from torpor.model import (
     BuildEvent,
     Consistency,
@@ -47,6 +56,7 @@ from torpor.sandboxes.comeback import layers_at
 from torpor.sandboxes.fit import check_fits, misfit
 from torpor.sandboxes.lifecycle import WITH_MACHINE
 from torpor.sandboxes.parts import Parts
+from torpor.sandboxes.quota import Quota
 from torpor.sandboxes.recover import recover
 from torpor.sandboxes.requests import (
     FORKS_MOST,
@@ -57,6 +67,8 @@ from torpor.sandboxes.requests import (
     check_snapshot_id,
     check_spec,
 )
+from torpor.sandboxes.retention import superseded
+from torpor.sandboxes.room import keep_room, make_room
 from torpor.sandboxes.task import SandboxTask
 from torpor.sandboxes.warm import WarmTemplates
 from torpor.templates import TemplateStore
@@ -69,6 +81,16 @@ _DELETED_KEPT = timedelta(days=1)
 _CONSOLE_CHUNK = 64 << 10
 _CONSOLE_POLL_S = 0.5
 """QEMU appends to a file and tells nobody; a log that is followed is looked at this often."""
+_STANDS_ON_SNAPSHOT = frozenset(
+    {
+        SandboxState.CREATING,
+        SandboxState.HIBERNATING,
+        SandboxState.HIBERNATED,
+        SandboxState.WAKING,
+        SandboxState.RESTORING,
+    }
+)
+"""States in which a sandbox is nothing without the snapshot that it comes from, or goes to."""
 _IMAGE_SHARE = 0.9
 """Of a template's build: the image; the rest is its snapshot."""
 
@@ -78,7 +100,9 @@ def open_engine(home: Home) -> Engine:
 
     Raises:
         DataDamaged, InsufficientResources: the home's database cannot be used.
+        InvalidRequest: the environment names a quota that is none.
     """
+    quota = Quota.of(os.environ)
     home.prepare()
     driver = QemuDriver()
     parts = Parts(
@@ -89,6 +113,7 @@ def open_engine(home: Home) -> Engine:
         templates=TemplateStore(home, TemplateBooter(driver, connect)),
         connect_guest=connect,
         clock=SystemClock(),
+        quota=quota,
         report=lambda name, exc: log.error("%s: %s", name, exc, exc_info=exc),
     )
     return Engine(parts)
@@ -99,6 +124,7 @@ class Engine:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
+        parts.images_in_use = self._images_in_use
         self._tasks: dict[SandboxId, SandboxTask] = {}
         self._admission = asyncio.Lock()
         self._supervisor = Supervisor(parts.report)
@@ -159,7 +185,7 @@ class Engine:
         """Make a new sandbox that goes on from a snapshot, with an identity of its own."""
         check_restore(spec)
         await self._look_at_host()
-        origin = self._parts.layers.get(check_snapshot_id(snapshot_id))
+        origin = self._parts.origin(check_snapshot_id(snapshot_id))
         why = misfit(origin.info, self._parts.host)
         info = self._row_of(origin, spec)
         if why is None:
@@ -169,7 +195,10 @@ class Engine:
         template = await asyncio.to_thread(
             self._parts.templates.by_digest, origin.info.template_digest
         )
-        task = await self._admit(info)
+        # its memory begins empty: no RAM layer is part of it
+        info = replace(info, layers=replace(info.layers, image=None, ram=()))
+        with self._parts.pins.held(*origin.layer_ids):
+            task = await self._admit(info)
         return await task.create_cold(template, spec.env)
 
     async def fork(
@@ -301,23 +330,11 @@ class Engine:
         )
         check_snapshot(wish)
         task = await self._task(sandbox_id)
-        if label is not None and any(
-            m.info.label == label and m.info.sandbox_id == sandbox_id
-            for m in self._parts.layers.snapshots()
-        ):
-            raise Conflict(
-                f"sandbox {sandbox_id} has a snapshot with the label {label!r} already",
-                hint="choose another label or delete that snapshot",
-            )
         return (await task.snapshot(wish)).info
 
     async def snapshots(self, sandbox_id: SandboxId | None = None) -> tuple[SnapshotInfo, ...]:
         """Return the snapshots, newest first; of one sandbox, or all."""
-        return tuple(
-            m.info
-            for m in self._parts.layers.snapshots()
-            if sandbox_id is None or m.info.sandbox_id == sandbox_id
-        )
+        return tuple(m.info for m in self._parts.layers.snapshots(sandbox_id))
 
     async def get_snapshot(self, snapshot_id: SnapshotId) -> SnapshotInfo:
         """Return one snapshot."""
@@ -329,36 +346,54 @@ class Engine:
         asleep = [
             t.info.id
             for t in self._tasks.values()
-            if t.info.parent_snapshot == manifest.info.id
-            and t.info.state
-            in (SandboxState.HIBERNATED, SandboxState.WAKING, SandboxState.RESTORING)
+            if manifest.info.id in (t.info.parent_snapshot, t.machine.row.layers.taking)
+            and t.info.state in _STANDS_ON_SNAPSHOT
         ]
         if asleep:
             raise Conflict(
-                f"snapshot {snapshot_id} is needed: sandbox {asleep[0]} sleeps at it",
+                f"snapshot {snapshot_id} is needed: sandbox {asleep[0]} sleeps at it or is made from it",
                 hint=f"wake it (torpor wake {asleep[0]}) or delete it first",
                 sandboxes=asleep,
             )
-        await asyncio.to_thread(self._parts.layers.remove, manifest.info.id)
+        if manifest.info.id in self._parts.pins.now:
+            raise Conflict(
+                f"snapshot {snapshot_id} is needed: a sandbox is being made from it",
+                hint="try again in a moment",
+            )
+        self._parts.going.add(manifest.info.id)
+        try:
+            await asyncio.to_thread(self._parts.layers.remove, manifest.info.id)
+        finally:
+            self._parts.going.discard(manifest.info.id)
         return await self.collect()
 
     async def verify_snapshot(self, snapshot_id: SnapshotId) -> tuple[Damage, ...]:
         """Read all that a snapshot needs and compare it with its digests; return what is damaged."""
-        return tuple(
-            await asyncio.to_thread(self._parts.layers.verify, check_snapshot_id(snapshot_id))
-        )
+        store, mapped = self._parts.layers, self._mapped()
+        check_snapshot_id(snapshot_id)
+        return tuple(await asyncio.to_thread(store.verify, snapshot_id, mapped=mapped))
 
     async def layers(self) -> tuple[LayerUse, ...]:
-        """Return every layer with its size and who needs it."""
-        sandboxes = [(t.info.id, t.machine.row.layers.ids) for t in self._tasks.values()]
-        return tuple(await asyncio.to_thread(self._parts.layers.uses, sandboxes))
+        """Return every layer and RAM image with its size and who needs it."""
+        store, rows = self._parts.layers, [t.machine.row for t in self._tasks.values()]
+        layers = [(row.info.id, row.layers.ids) for row in rows]
+        images = [(row.info.id, row.layers.image) for row in rows]
+        return (
+            *await asyncio.to_thread(store.uses, layers),
+            *await asyncio.to_thread(store.image_uses, images),
+        )
 
     async def collect(self) -> int:
         """Remove what nothing needs; return the bytes freed."""
-        rows = [task.machine.row.layers for task in self._tasks.values()]
-        needed = frozenset().union(*(layers.ids for layers in rows)) | self._parts.pins.now
-        mapped = [layers.image for layers in rows if layers.image is not None]
-        return await asyncio.to_thread(self._parts.layers.collect, needed, mapped=mapped)
+
+        def needed() -> Needed:
+            rows = [task.machine.row.layers for task in list(self._tasks.values())]
+            return Needed(
+                frozenset().union(*(layers.ids for layers in rows)) | self._parts.pins.now,
+                self._mapped(),
+            )
+
+        return await asyncio.to_thread(self._parts.layers.collect, needed)
 
     # ---- templates ----
 
@@ -403,11 +438,22 @@ class Engine:
 
     def _digests(self) -> frozenset[str]:
         """Return the templates' digests that a sandbox or snapshot needs."""
-        return frozenset(t.info.template_digest for t in self._tasks.values()) | frozenset(
-            m.info.template_digest
-            for m in self._parts.layers.snapshots()
-            if m.info.reason != "template"
+        living = frozenset(t.info.template_digest for t in self._tasks.values())
+        return living | self._parts.layers.templates_in_use()
+
+    def _mapped(self) -> frozenset[SnapshotId]:
+        """Return the snapshots whose RAM images machines map, or are about to."""
+        images = (task.machine.row.layers.image for task in list(self._tasks.values()))
+        return frozenset(image for image in images if image is not None)
+
+    def _images_in_use(self) -> tuple[frozenset[SnapshotId], frozenset[SnapshotId]]:
+        """Return the snapshots whose RAM images machines map, and those at which sandboxes sleep."""
+        asleep = (
+            task.info.parent_snapshot
+            for task in self._tasks.values()
+            if task.info.state is SandboxState.HIBERNATED
         )
+        return self._mapped(), frozenset(found for found in asleep if found is not None)
 
     async def _look_at_host(self) -> None:
         self._parts.host = await self._parts.driver.probe()
@@ -416,7 +462,13 @@ class Engine:
 
     async def _check_room(self, sizes: Sizes) -> None:
         living = [task.info for task in self._tasks.values()]
-        await asyncio.to_thread(check_room, sizes, living, self._parts.home.root)
+        try:
+            await asyncio.to_thread(check_room, sizes, living, self._parts.home.root)
+        except InsufficientResources as exc:
+            need = exc.facts.get("needed_bytes")
+            if not isinstance(need, int) or not await make_room(self._parts, need):
+                raise
+            await asyncio.to_thread(check_room, sizes, living, self._parts.home.root)
 
     async def _admit(self, row: SandboxRow) -> SandboxTask:
         """Write the row of a sandbox that the host has room for, and start its task."""
@@ -433,7 +485,7 @@ class Engine:
     async def _create_from(
         self, origin: Manifest, row: SandboxRow, env: Mapping[str, str], reason: RenewalReason
     ) -> SandboxInfo:
-        with self._parts.pins.held(*origin.layer_ids):  # also if the snapshot is deleted meanwhile
+        with self._parts.pins.held(origin.info.id, *origin.layer_ids):
             task = await self._admit(row)
             return await task.create_from(origin, env, reason)
 
@@ -518,14 +570,23 @@ class Engine:
         """Keep logs small and listings short, for as long as the daemon lives."""
         while True:
             await asyncio.sleep(_UPKEEP_S)
-            for task in list(self._tasks.values()):
-                if task.info.state is SandboxState.DELETED:  # by its TTL
-                    await self._forget(task)
-                else:
-                    path = self._parts.driver.console(
-                        files.folder_of(self._parts.home, task.info.id)
-                    )
-                    await asyncio.to_thread(files.trim_console, path)
-            await self.collect()
-            before = self._parts.clock.now() - _DELETED_KEPT
-            await asyncio.to_thread(self._parts.rows.forget_deleted, before)
+            try:
+                await self.keep_house()
+            except (TorporError, OSError) as exc:  # a full disk, say: the next turn may do better
+                self._parts.report("upkeep", exc)
+
+    async def keep_house(self) -> None:
+        """Do one turn of upkeep."""
+        for task in list(self._tasks.values()):
+            if task.info.state is SandboxState.DELETED:  # by its TTL
+                await self._forget(task)
+            else:
+                folder = files.folder_of(self._parts.home, task.info.id)
+                await asyncio.to_thread(files.trim_console, self._parts.driver.console(folder))
+        now = self._parts.clock.now()
+        snapshots = [m.info for m in self._parts.layers.snapshots()]
+        for snapshot_id in superseded(snapshots, [t.info for t in self._tasks.values()], now):
+            await asyncio.to_thread(self._parts.layers.remove, snapshot_id)
+        await self.collect()
+        await keep_room(self._parts)
+        await asyncio.to_thread(self._parts.rows.forget_deleted, now - _DELETED_KEPT)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from torpor.base.fsio import fsync_dir, remove_tree
 from torpor.base.home import Home
+from torpor.layers.space import full_disk_told
 from torpor.model import SandboxId
 
 CONSOLE_LIMIT_BYTES = 16 << 20
@@ -23,9 +24,10 @@ def folder_of(home: Home, sandbox_id: SandboxId) -> Path:
 
 def make_folder(folder: Path) -> None:
     """Make a sandbox's folder if it is missing, durably; passable for its VMM's user, readable for none."""
-    folder.mkdir(mode=0o711, exist_ok=True)
-    folder.chmod(0o711)
-    fsync_dir(folder.parent)
+    with full_disk_told(f"the folder {folder}"):
+        folder.mkdir(mode=0o711, exist_ok=True)
+        folder.chmod(0o711)
+        fsync_dir(folder.parent)
 
 
 def release_machine(folder: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -10,9 +10,13 @@ from typing import Protocol
 from torpor.base.clock import Clock
 from torpor.base.home import Home
 from torpor.db.sandboxes import SandboxRows
+from torpor.errors import NotFound
 from torpor.guest.port import Guest
+from torpor.layers.manifest import Manifest
 from torpor.layers.pins import Pins
 from torpor.layers.store import LayerStore
+from torpor.model import SnapshotId
+from torpor.sandboxes.quota import Quota
 from torpor.templates import TemplateStore
 from torpor.vmm.base import Driver, HostSupport
 
@@ -42,6 +46,20 @@ class Parts:
         default_factory=lambda: HostSupport("", False, None, None, None, "nobody looked yet")
     )
     """What the driver found on this host; looked up anew before each create."""
+    images_in_use: Callable[[], tuple[Collection[SnapshotId], Collection[SnapshotId]]] = field(
+        default=lambda: ((), ())
+    )
+    """Returns the snapshots whose RAM images machines map, and those at which sandboxes sleep; set by the engine."""
     pins: Pins = field(default_factory=Pins)
+    quota: Quota = field(default_factory=Quota)
+    going: set[SnapshotId] = field(default_factory=set)
+    """Snapshots that are being deleted: nothing begins from them any more."""
     boot_timeout_s: float = 300.0
     """How long a cold boot may take until the agent answers; emulated hosts with busy cores are slow."""
+
+    def origin(self, snapshot_id: SnapshotId) -> Manifest:
+        """Return the snapshot that something is to begin from; pin it before the next await. Raises `NotFound`."""
+        found = self.layers.get(snapshot_id)
+        if snapshot_id in self.going:
+            raise NotFound(f"snapshot {snapshot_id} is being deleted", snapshot_id=snapshot_id)
+        return found

@@ -9,7 +9,8 @@ from typing import Literal, Protocol
 
 from torpor.errors import TorporError
 from torpor.guest.port import Guest
-from torpor.layers.store import Damage, LayerUse
+from torpor.layers.store import LayerUse
+from torpor.layers.verify import Damage
 from torpor.model import (
     BuildEvent,
     Consistency,
@@ -107,7 +108,8 @@ class EnginePort(Protocol):
     async def hibernate(self, sandbox_id: SandboxId) -> SnapshotInfo:
         """Put a running or paused sandbox to sleep: all CPU and RAM are given back. Idempotent.
 
-        After a failure it is as it was. Being asleep uses up no TTL.
+        After a failure it is as it was. Being asleep uses up no TTL. Of a sandbox's sleeps the last is kept; an
+        earlier one goes by itself some minutes after it was slept over, unless it has a label.
         """
         ...
 
@@ -134,6 +136,7 @@ class EnginePort(Protocol):
 
         Raises:
             Conflict: this sandbox has a snapshot with that label.
+            LimitExceeded: it has as many snapshots, or as large ones, as it may have.
             GuestFailed: its file systems could not be quieted; nothing was taken.
             InsufficientResources: the disk is full; nothing was taken.
         """

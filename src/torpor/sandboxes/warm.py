@@ -26,6 +26,7 @@ from torpor.sandboxes.capture import Wish, take
 from torpor.sandboxes.fit import misfit
 from torpor.sandboxes.machine import SandboxMachine
 from torpor.sandboxes.parts import Parts
+from torpor.sandboxes.room import image_of
 from torpor.templates import Template
 
 _SETTLE_S = 600.0
@@ -53,12 +54,10 @@ class WarmTemplates:
 
     def find(self, template: Template, sizes: Sizes) -> Manifest | None:
         """Return the snapshot that a sandbox of these sizes can begin from here, if there is one."""
-        for manifest in self._parts.layers.snapshots():
+        for manifest in self._parts.layers.of_template(template.info.digest):
             info = manifest.info
             if (
-                info.reason == "template"
-                and info.template_digest == template.info.digest
-                and (info.vcpus, info.ram_mib) == (sizes.vcpus, sizes.ram_mib)
+                (info.vcpus, info.ram_mib) == (sizes.vcpus, sizes.ram_mib)
                 and info.disk_gib <= sizes.disk_gib
                 and misfit(info, self._parts.host) is None
             ):
@@ -77,7 +76,7 @@ class WarmTemplates:
             found = self.find(template, sizes)
             if found is None:
                 found = await self._take(template)
-                await asyncio.to_thread(self._parts.layers.image, found)
+                await image_of(self._parts, found)
             return found
 
     async def drop_stale(self) -> None:

@@ -92,6 +92,7 @@ class Vmm(Protocol):
 
         Raises:
             VmmFailed: it was not written; the machine is as it was.
+            InsufficientResources: because the disk is full.
         """
         ...
 
@@ -105,6 +106,10 @@ class Vmm(Protocol):
             VmmFailed: the memory cannot be read.
             InsufficientResources: the disk is full.
         """
+        ...
+
+    async def changed_bytes(self) -> int:
+        """Return at most how many bytes `save_ram` would write now; the whole RAM when that cannot be told."""
         ...
 
     async def switch_disk(self, overlay: Path) -> None:
@@ -153,6 +158,7 @@ class Driver(Protocol):
 
         Raises:
             HostNotReady: QEMU is missing or too old.
+            InsufficientResources: the disk is full.
             VmmFailed: it did not start.
         """
         ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from torpor.errors import HostNotReady, InvalidRequest
 from torpor.vmm.base import Disk, MachineSpec
 from torpor.vmm.qemu import command, host
+from torpor.vmm.qemu.confine import check_passable
 
 
 def _argv(network: str = "user", layers: tuple[Path, ...] = (Path("/t/disk.raw"),)) -> list[str]:
@@ -116,3 +118,14 @@ def test_a_qemu_that_is_missing_or_old_is_named_with_the_fix(
     support = asyncio.run(host.probe())
     assert not support.usable
     assert "7.2.11" in support.reason
+
+
+def test_a_home_that_machines_cannot_reach_is_named_with_the_fix() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        closed, inner = Path(name), Path(name) / "sandboxes"
+        inner.mkdir(0o711)
+        with pytest.raises(HostNotReady, match="cannot pass through") as caught:
+            check_passable(inner)
+        assert f"chmod o+x {closed}" in str(caught.value.hint)
+        closed.chmod(0o711)
+        check_passable(inner)

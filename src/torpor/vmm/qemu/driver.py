@@ -17,11 +17,14 @@ from torpor.base import proc
 from torpor.base.aio import finish
 from torpor.base.fsio import read_json, socket_name, write_json
 from torpor.base.proc import ProcessId
-from torpor.errors import DataDamaged, NotFound, TorporError, VmmFailed
+from torpor.errors import DataDamaged, InsufficientResources, NotFound, TorporError, VmmFailed
+from torpor.layers.space import full_disk_told
 from torpor.vmm.base import HostSupport, MachineSpec, SavedMachine
 from torpor.vmm.qemu import command, confine, host
 from torpor.vmm.qemu.machine import QemuMachine, agent_socket, give_to_vmm, qmp_socket
 from torpor.vmm.qemu.overlay import Overlays
+
+_SAYS_FULL = "No space left"
 
 _HARMLESS = "Discarding RAM in private file mappings"
 """QEMU warns of this at every start; the mapping is private on purpose (see `command`)."""
@@ -54,11 +57,13 @@ class QemuDriver:
             HostNotReady: QEMU is missing or too old.
             VmmFailed: QEMU did not start; facts have the end of its log.
         """
-        return await self._launched(folder, spec, None)
+        with full_disk_told(f"a machine's files in {folder}"):
+            return await self._launched(folder, spec, None)
 
     async def restore(self, folder: Path, spec: MachineSpec, saved: SavedMachine) -> QemuMachine:
         """Start `spec` in `folder` from `saved`, paused; on failure nothing of it runs on."""
-        return await self._launched(folder, spec, saved)
+        with full_disk_told(f"a machine's files in {folder}"):
+            return await self._launched(folder, spec, saved)
 
     async def _launched(
         self, folder: Path, spec: MachineSpec, saved: SavedMachine | None
@@ -97,7 +102,8 @@ class QemuDriver:
             await finish(process.kill(within_s=15.0), within_s=20.0)
             if isinstance(exc, VmmFailed):
                 words = await asyncio.to_thread(self.last_words, folder)
-                raise VmmFailed(
+                kind = InsufficientResources if _SAYS_FULL in words else VmmFailed
+                raise kind(
                     f"QEMU did not start: {words or exc.message}",
                     hint=exc.hint or f"its whole log is {folder / 'vmm.log'}",
                     log=words,

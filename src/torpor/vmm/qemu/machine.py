@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,13 +12,18 @@ from typing import Any
 from qemu.qmp import QMPClient, QMPError, Runstate
 
 from torpor.base.aio import finish
-from torpor.base.fsio import socket_name
+from torpor.base.fsio import free_bytes, socket_name
 from torpor.base.proc import ProcessId
+from torpor.base.units import MIB
 from torpor.errors import InsufficientResources, VmmFailed
-from torpor.layers.ram import RamLayer, RamLayerWriter
+from torpor.layers.ram import PAGE, RamLayer, RamLayerWriter
+from torpor.layers.space import full_disk_told
 from torpor.vmm.base import VmmStatus
 from torpor.vmm.qemu import command
-from torpor.vmm.qemu.memory import capture
+from torpor.vmm.qemu.memory import capture, count_changed
+
+_DEVICES_MOST = 4 * MIB
+"""The devices of a machine take 0.2 MB; with less than this free, a failure to save them is a full disk."""
 
 
 class QemuMachine:
@@ -77,21 +81,37 @@ class QemuMachine:
         """Write the devices' state of a paused machine to a file in its folder and return it."""
         path = self._folder / "vm" / "devices"
         await asyncio.to_thread(path.unlink, missing_ok=True)
-        await self._execute(
-            "xen-save-devices-state", timeout_s=30.0, filename=str(path), live=False
-        )
+        try:
+            await self._execute(
+                "xen-save-devices-state", timeout_s=30.0, filename=str(path), live=False
+            )
+            if not await asyncio.to_thread(_size, path):
+                raise VmmFailed(f"QEMU (process {self._process.pid}) saved no devices")  # noqa: TRY301
+        except VmmFailed as exc:
+            await asyncio.to_thread(path.unlink, missing_ok=True)
+            # QEMU says only that it could not write
+            if await asyncio.to_thread(free_bytes, path.parent) < _DEVICES_MOST:
+                raise InsufficientResources(
+                    f"no disk space for {path}", hint="free disk space", path=path
+                ) from exc
+            raise
         return path
+
+    async def changed_bytes(self) -> int:
+        """Return at most how many bytes `save_ram` would write now."""
+
+        def count() -> int:
+            try:
+                return count_changed(self._process.pid, self._ram) * PAGE
+            except (OSError, VmmFailed):
+                return self._ram.stat().st_size
+
+        return await asyncio.to_thread(count)
 
     async def save_ram(self, path: Path, previous: Sequence[Path] = ()) -> RamLayer:
         """Write the pages that changed since the machine's start, or since `previous`, to `path`."""
-        try:
+        with full_disk_told(f"the RAM layer {path}"):
             return await asyncio.to_thread(self._save_ram, path, previous)
-        except OSError as exc:
-            if exc.errno == errno.ENOSPC:
-                raise InsufficientResources(
-                    f"no disk space for {path}", hint="free disk space"
-                ) from exc
-            raise
 
     def _save_ram(self, path: Path, previous: Sequence[Path]) -> RamLayer:
         with RamLayerWriter(path, self._ram.stat().st_size, previous) as writer:
@@ -195,6 +215,10 @@ class QemuMachine:
 def agent_socket(folder: Path) -> Path:
     """Return the path of the guest channel's socket in a machine's folder."""
     return folder / "vm" / "agent.sock"
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 def give_to_vmm(folder: Path, path: Path) -> None:

@@ -7,7 +7,6 @@ Documentation/admin-guide/mm/pagemap.rst. Those pages, and no others, differ fro
 
 from __future__ import annotations
 
-import errno
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from torpor.errors import VmmFailed
 from torpor.layers.ram import PAGE, RamLayerWriter
+from torpor.layers.space import FULL
 
 _CHUNK = 4 << 20
 _ENTRY = 8
@@ -48,13 +48,23 @@ def capture(pid: int, ram: Path, writer: RamLayerWriter) -> None:
             finally:
                 os.close(memory)
     except OSError as exc:
-        if exc.errno == errno.ENOSPC:
+        if exc.errno in FULL:
             raise
         raise VmmFailed(
             f"the memory of QEMU (process {pid}) cannot be read: {exc}",
             hint="the daemon must be root or the user that QEMU runs as",
             pid=pid,
         ) from exc
+
+
+def count_changed(pid: int, ram: Path) -> int:
+    """Return how many pages of process `pid`, which maps `ram`, changed. Blocks.
+
+    Raises:
+        VmmFailed, OSError: it cannot be told.
+    """
+    with open(f"/proc/{pid}/pagemap", "rb", buffering=0) as pagemap:  # noqa: PTH123 - unbuffered
+        return sum(len(_changed_pages(pagemap.fileno(), area)) for area in _areas(pid, ram))
 
 
 def _copy(memory: int, area: _Area, pages: NDArray[np.int64], writer: RamLayerWriter) -> None:

@@ -1,0 +1,175 @@
+"""The store of snapshots: what is found, what is collected, and what 2,000 of them cost."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.layers.shelf import Shelf, make_snapshot
+from torpor.base.ids import new_id
+from torpor.errors import DataDamaged, InsufficientResources, NotFound
+from torpor.layers import store as module
+from torpor.layers.manifest import LayerRef, Manifest, to_json
+from torpor.layers.store import LayerStore, Needed
+from torpor.model import SandboxId, SnapshotId
+
+
+def _age(shelf: Shelf) -> None:
+    """Let the folders be as they are after a while."""
+    for folder in (shelf.home.layers, shelf.home.images):
+        os.utime(folder, ns=(1, 1))
+
+
+def test_snapshots_are_found_by_sandbox_and_template_newest_first(shelf: Shelf) -> None:
+    one, two = SandboxId(new_id("sbx")), SandboxId(new_id("sbx"))
+    ram = [shelf.ram({0: 1})]
+    first = shelf.snapshot([], ram, sandbox_id=one)
+    template = shelf.snapshot([], ram, sandbox_id=None, reason="template", template_digest="1" * 64)
+    second = shelf.snapshot([], ram, sandbox_id=two)
+    third = shelf.snapshot([], ram, sandbox_id=one)
+    for store in (shelf.store, shelf.again()):
+        assert store.snapshots() == [third, second, template, first]
+        assert store.snapshots(one) == [third, first]
+        assert store.snapshots(two) == [second]
+        assert store.of_template("1" * 64) == [template]
+        assert store.of_template("0" * 64) == []
+        assert store.templates_in_use() == {"0" * 64}
+    for manifest in (first, second, third):
+        shelf.store.remove(manifest.info.id)
+    assert shelf.store.snapshots() == [template]
+    assert shelf.store.snapshots(one) == []
+    assert shelf.store.templates_in_use() == frozenset()
+    with pytest.raises(NotFound):
+        shelf.store.get(first.info.id)
+
+
+def test_collection_looks_only_when_something_changed(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[object] = []
+    real = LayerStore._collect_layers
+
+    def counted(self: LayerStore, needed: set[str], files: list[Path]) -> int:
+        looked.append(needed)
+        return real(self, needed, files)
+
+    monkeypatch.setattr(LayerStore, "_collect_layers", counted)
+    kept = shelf.snapshot([shelf.disk()], [shelf.ram({0: 1})])
+    needed = shelf.disk()
+    _age(shelf)
+    assert shelf.store.collect(lambda: Needed([needed.id])) == 0
+    assert shelf.store.collect(lambda: Needed([needed.id])) == 0
+    assert len(looked) == 1
+    stray = shelf.home.layers / f"{new_id('lyr')}.sum"
+    stray.write_text("a snapshot that failed left this")
+    assert shelf.store.collect(lambda: Needed([needed.id])) > 0
+    assert not stray.exists()
+    _age(shelf)
+    assert shelf.store.collect(lambda: Needed([needed.id])) == 0
+    count = len(looked)
+    assert shelf.store.collect(lambda: Needed([needed.id])) == 0
+    assert len(looked) == count
+    assert shelf.store.collect(lambda: Needed([])) > 0, "what was needed is not any more"
+    shelf.store.remove(kept.info.id)
+    assert shelf.store.collect(lambda: Needed([])) > 0
+    assert shelf.files() == set()
+
+
+def test_fresh_folders_are_always_looked_at(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that is made in the same tick of the clock changes no time."""
+    shelf.store.collect(lambda: Needed([]))
+    tick = shelf.home.layers.stat().st_mtime_ns
+    (shelf.home.layers / f"{new_id('lyr')}.sum").touch()
+    os.utime(shelf.home.layers, ns=(tick, tick))
+    shelf.store.collect(lambda: Needed([]))
+    assert shelf.files() == set()
+
+
+def test_layers_of_a_damaged_manifest_are_kept(shelf: Shelf) -> None:
+    manifest = shelf.snapshot([shelf.disk()], [shelf.ram({0: 1})], label="good")
+    path = shelf.store.folder(manifest.info.id) / "manifest.json"
+    path.chmod(0o600)
+    path.write_bytes(path.read_bytes().replace(b'"good"', b'"gooe"'))
+    store = LayerStore(shelf.home)
+    (problem,) = store.load()
+    assert isinstance(problem, DataDamaged)
+    before = shelf.files()
+    store.collect(lambda: Needed([]))
+    assert shelf.files() == before
+
+
+@pytest.mark.parametrize("step", ["write_json", "publish_dir", "fsync_dir", "seal"])
+def test_a_full_disk_leaves_nothing_of_a_snapshot(
+    shelf: Shelf, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device", "somewhere")
+
+    ram = [shelf.ram({0: 1})]
+    monkeypatch.setattr(module, step, full)
+    with pytest.raises(InsufficientResources, match="disk is full"):
+        shelf.snapshot([], ram)
+    monkeypatch.undo()
+    assert shelf.store.snapshots() == []
+    assert list(shelf.home.snapshots.iterdir()) == []
+    assert [p.name for p in shelf.home.tmp.iterdir() if p.is_dir()] == []
+    shelf.snapshot([], ram)
+
+
+def test_a_snapshot_whose_name_is_not_durable_is_none(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def torn(source: Path, target: Path) -> None:
+        source.rename(target)
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(module, "publish_dir", torn)
+    with pytest.raises(OSError, match="Input/output"):
+        shelf.snapshot([], [shelf.ram({0: 1})])
+    assert list(shelf.home.snapshots.iterdir()) == []
+
+
+def _many(shelf: Shelf, count: int) -> None:
+    """Write `count` manifests, of 20 sandboxes, as daemons before us did."""
+    sandboxes = [SandboxId(new_id("sbx")) for _ in range(20)]
+    refs = [LayerRef(new_id("lyr"), 1 << 20, "0" * 64) for _ in range(count + 40)]
+    for number in range(count):
+        info = make_snapshot(
+            sandbox_id=sandboxes[number % 20], id=SnapshotId(new_id("snap")), label=f"n{number}"
+        )
+        chain = tuple(refs[number : number + 12])
+        folder = shelf.home.snapshots / info.id
+        folder.mkdir()
+        manifest = Manifest(info, chain, chain, refs[0], epoch=1)
+        text = json.dumps(to_json(manifest), indent=1, sort_keys=True)
+        (folder / "manifest.json").write_text(text)
+        (shelf.home.layers / f"{chain[0].id}.ram").touch()
+        (shelf.home.layers / f"{chain[0].id}.sum").touch()
+
+
+def test_two_thousand_snapshots_are_indexed(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    _many(shelf, 2000)
+    store = LayerStore(shelf.home)
+    assert store.load() == []
+    monkeypatch.setattr(Path, "iterdir", _never)  # what every create asks looks at no folder
+    one = store.snapshots()[0].info
+    assert store.get(one.id).info == one
+    assert one.sandbox_id is not None
+    assert len(store.snapshots(one.sandbox_id)) == 100
+    assert store.of_template(one.template_digest) == []
+    monkeypatch.undo()
+    assert store.collect(lambda: Needed([])) == 0
+    for folder in (shelf.home.layers, shelf.home.images):
+        os.utime(folder, ns=(1, 1))
+    store.collect(lambda: Needed([]))
+    monkeypatch.setattr(Path, "iterdir", _never)
+    assert store.collect(lambda: Needed([])) == 0, "nothing changed, so nothing is looked at"
+
+
+def _never(_: Path) -> Iterator[Path]:
+    raise AssertionError("a folder was looked at")
