@@ -57,7 +57,6 @@ def one_at_a_time(rig: Rig) -> Iterator[Figure]:
         running["live fork"],
         floor.ready,
         _READY,
-        goal=None,
     )
 
 
@@ -157,8 +156,6 @@ def _figure(
     ours: list[float],
     bare: list[float],
     beside: str,
-    *,
-    goal: Goal | None = _GOAL,
 ) -> Figure:
     return Figure(
         name=name,
@@ -167,5 +164,6 @@ def _figure(
         ours=Series.of(ours),
         beside=Series.of(bare),
         beside_what=beside,
-        goal=goal,
+        # the goal is meant over the bare VMM and over no other floor
+        goal=_GOAL if beside.endswith(_BARE) else None,
     )

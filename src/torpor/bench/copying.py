@@ -42,12 +42,14 @@ def copy_changed(pid: int, image: Path, out: Path) -> Copied:
     pages = np.flatnonzero(there & ((entries >> np.uint64(61)) & np.uint64(1) == 0))
     memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
     target = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    buffer = memoryview(bytearray(_MOST_BYTES))
     try:
         os.ftruncate(target, end - start)
         for first, last in _runs(pages):
             for at in range(first * _PAGE, last * _PAGE, _MOST_BYTES):
-                data = os.pread(memory, min(_MOST_BYTES, last * _PAGE - at), start + at)
-                os.pwrite(target, data, at)
+                piece = buffer[: min(_MOST_BYTES, last * _PAGE - at)]
+                os.preadv(memory, [piece], start + at)
+                os.pwrite(target, piece, at)
     finally:
         os.close(memory)
         os.close(target)

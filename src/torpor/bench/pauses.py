@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 
 from torpor.base.units import MIB
@@ -17,11 +18,11 @@ _WORK = "head -c 1M /dev/urandom > /var/tmp/work; sync"
 def pause(rig: Rig, points: list[PausePoint]) -> Iterator[Figure]:
     """The pause against changed memory, beside one copy of the very same pages by hand.
 
-    Each point is a fresh machine with so many MiB of random bytes written to tmpfs. It is paused and its
-    changed pages are copied by hand; then it runs on and a snapshot is taken.
+    Each point is a fresh machine with so many MiB of random bytes written to tmpfs. Its changed pages are
+    copied by hand while it is paused, before the snapshot or, every second time, after it.
     """
     for mib in rig.times_of((8, 64, 256), (8, 32)):
-        found = [_pause_once(rig, mib) for _ in range(rig.times(3, 1))]
+        found = [_pause_once(rig, mib, hand_first=n % 2 == 0) for n in range(rig.times(4, 1))]
         points += found
         copies = [point.copy_ms for point in found if point.copy_ms is not None]
         changed = Series.of(point.changed_mib for point in found).median
@@ -59,10 +60,11 @@ def disk_size(rig: Rig) -> Iterator[Figure]:
     small_ms: list[float] = []
     large_ms: list[float] = []
     with rig.sandbox() as small, rig.sandbox(disk_gib=large) as big:
-        for round_ in range(1 + rig.times(5, 2)):
+        threading.Event().wait(rig.times(20, 2))  # the kernel prepares what the file system grew by
+        for round_ in range(1 + rig.times(10, 2)):
             for sandbox, found in ((small, small_ms), (big, large_ms)):
                 pause_ms = sandbox.snapshot().pause_ms
-                if round_:  # the first holds what growing the file system changed
+                if round_:  # the first holds all that changed since the create
                     found.append(pause_ms)
     yield Figure(
         name="disk.pause",
@@ -74,11 +76,12 @@ def disk_size(rig: Rig) -> Iterator[Figure]:
     )
 
 
-def _pause_once(rig: Rig, mib: int) -> PausePoint:
+def _pause_once(rig: Rig, mib: int, *, hand_first: bool) -> PausePoint:
     with rig.sandbox() as sandbox:
         root(sandbox, _FILL.format(mib=mib))
-        copied = _by_hand(rig, sandbox)
+        copied = _by_hand(rig, sandbox) if hand_first else None
         pause_ms = sandbox.snapshot().pause_ms
+        copied = copied or _by_hand(rig, sandbox)
     if copied is None:
         return PausePoint(float(mib), pause_ms, None)
     return PausePoint(copied.mib, pause_ms, copied.seconds * 1000)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,14 @@ from torpor.base.fsio import make_private_dir, read_json
 from torpor.base.home import Home
 from torpor.base.ids import new_id
 from torpor.bench.floor import Floor
-from torpor.errors import InvalidRequest, NotFound, TorporError
+from torpor.errors import Conflict, InvalidRequest, NotFound, TorporError
 from torpor.model import TemplateInfo
 from torpor.sdk.client import Client
 from torpor.sdk.sync_sandbox import Sandbox
 from torpor.sdk.sync_snapshots import Snapshot
 
+_LOOKS_MOST = 20
+_LOOK_AGAIN_S = 0.5
 _TTL_SECONDS = 4 * 3600
 """If we are killed before we can delete: they end by themselves."""
 
@@ -35,7 +38,8 @@ class Rig:
         self.client = Client(home=home.root)
         self.folder = home.tmp / new_id("bench")
         self._mark = {"made-by": "torpor bench", "run": self.folder.name}
-        self._half_gone: dict[str, Sandbox] = {}
+        self._gone: dict[str, Sandbox] = {}
+        """Deleted sandboxes that may still have snapshots."""
 
     def __enter__(self) -> Rig:
         make_private_dir(self.folder, mode=0o711)
@@ -45,12 +49,30 @@ class Rig:
 
     def __exit__(self, *failure: object) -> None:
         try:
-            self.floor.close()
-            # asked for, not remembered: a create that was broken off made one all the same
-            left = list(Sandbox.list(metadata=self._mark, client=self.client))
-            self.drop(*left, *self._half_gone.values())
+            self.clear()
         finally:
             shutil.rmtree(self.folder, ignore_errors=True)
+
+    def clear(self) -> None:
+        """End all that was made and is left: machines by hand, sandboxes, then their snapshots.
+
+        The daemon is asked what there is: a create that was broken off makes its sandbox all the same, and may do
+        so after we have looked once.
+        """
+        self.floor.close()
+        pause = threading.Event()
+        for _ in range(_LOOKS_MOST):
+            left = list(Sandbox.list(metadata=self._mark, client=self.client))
+            if not left and not self._gone:
+                return
+            for sandbox in left:
+                sandbox.delete()
+                self._gone[sandbox.id] = sandbox
+            for sandbox in list(self._gone.values()):
+                with contextlib.suppress(Conflict):  # one is being made from it; look again
+                    self._drop_snapshots(sandbox)
+            pause.wait(_LOOK_AGAIN_S)
+        self.say(f"left behind: sandboxes with the metadata {self._mark}, or their snapshots")
 
     def times(self, whole: int, quick: int) -> int:
         """Return how often something is measured."""
@@ -85,29 +107,24 @@ class Rig:
         return [fork for fork in found if not isinstance(fork, TorporError)]
 
     def drop(self, *sandboxes: Sandbox) -> None:
-        """Delete sandboxes with their snapshots; all are tried before a failure is raised."""
-        failures: list[TorporError] = []
-        for sandbox in {s.id: s for s in sandboxes}.values():
-            self._half_gone[sandbox.id] = sandbox
-            try:
-                sandbox.delete()
-                for snapshot in sandbox.snapshots():
-                    with contextlib.suppress(NotFound):
-                        snapshot.delete()
-                del self._half_gone[sandbox.id]
-            except TorporError as exc:
-                failures.append(exc)
-        if failures:
-            raise failures[0]
+        """Delete sandboxes with their snapshots, from which no other sandbox may have been made."""
+        for sandbox in sandboxes:
+            sandbox.delete()
+            self._gone[sandbox.id] = sandbox
+            self._drop_snapshots(sandbox)
+
+    def _drop_snapshots(self, sandbox: Sandbox) -> None:
+        for snapshot in sandbox.snapshots():
+            with contextlib.suppress(NotFound):
+                snapshot.delete()
+        del self._gone[sandbox.id]
 
     @contextlib.contextmanager
     def sandbox(self, **options: Any) -> Iterator[Sandbox]:
-        """Enter with a new sandbox, which is gone afterwards."""
+        """Enter with a new sandbox, which is gone afterwards; if the body fails, at the latest with the rig."""
         sandbox = self.create(**options)
-        try:
-            yield sandbox
-        finally:
-            self.drop(sandbox)
+        yield sandbox
+        self.drop(sandbox)
 
     def vmm(self, sandbox: Sandbox) -> tuple[int, Path]:
         """Return the process of a sandbox's VMM and the file that its memory maps."""

@@ -105,6 +105,7 @@ def run(
             except (TorporError, OSError) as exc:
                 report.missed.append(Missed(name, str(exc)))
                 say(f"    not measured: {exc}")
+                rig.clear()
     report.load_after = host.load()
     return report
 
