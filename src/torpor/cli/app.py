@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 import warnings
 from collections.abc import Callable
@@ -14,8 +15,9 @@ from typing_extensions import override
 
 from torpor import __version__
 from torpor.cli.commands import COMMANDS
-from torpor.errors import TorporError
+from torpor.errors import TorporError, error_to_wire
 
+_LOG_LINES = 20
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""
 
@@ -47,7 +49,7 @@ class LazyGroup(TyperGroup):
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
         except TorporError as error:
-            tell(error)
+            tell_as_asked(error)
             raise typer.Exit(error.exit_code) from None
 
 
@@ -66,6 +68,14 @@ def build(name: str, target: typer.Typer | Callable[..., Any], help_text: str) -
     return typer.main.get_command(holder)
 
 
+def tell_as_asked(error: TorporError) -> None:
+    """Say an error in words, and with `--json` also as the object that the REST API sends, on stdout."""
+    words = sys.argv[1 : sys.argv.index("--")] if "--" in sys.argv else sys.argv[1:]
+    if "--json" in words:
+        print(json.dumps(error_to_wire(error), indent=2))
+    tell(error)
+
+
 def tell(error: TorporError) -> None:
     """Say an error in words on stderr."""
     from torpor.cli.output import visible
@@ -73,6 +83,11 @@ def tell(error: TorporError) -> None:
     print(f"error: {visible(error.message, keep_lines=True)}", file=sys.stderr)
     if error.hint:
         print(f"hint: {visible(error.hint, keep_lines=True)}", file=sys.stderr)
+    log = error.facts.get("log")
+    if isinstance(log, str) and log.strip():
+        print("the end of its log:", file=sys.stderr)
+        for line in log.strip().splitlines()[-_LOG_LINES:]:
+            print(f"    {visible(line)}", file=sys.stderr)
 
 
 app = typer.Typer(

@@ -145,7 +145,7 @@ def fork(
 def hibernate(sandboxes: Sandboxes, as_json: AsJson = False) -> None:
     """Put sandboxes to sleep, which frees all their CPU and RAM; print where each sleeps.
 
-    Any command, file or port request wakes a sandbox by itself.
+    Any command or file request wakes a sandbox by itself.
     """
     _each(sandboxes, as_json, lambda sandbox: sandbox.hibernate().info, "asleep at {0.id}")
 

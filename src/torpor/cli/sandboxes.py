@@ -137,7 +137,7 @@ def _facts(info: SandboxInfo) -> dict[str, object]:
     facts["ends"] = (
         f"{left(info.expires_at)}, then {info.on_timeout}" if info.expires_at else "never"
     )
-    for name in ("ram_mib", "disk_gib", "expires_at", "ttl_seconds", "on_timeout"):
+    for name in ("ram_mib", "disk_gib", "expires_at", "ttl_seconds", "on_timeout", "env_names"):
         del facts[name]
     return facts
 

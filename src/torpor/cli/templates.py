@@ -91,8 +91,12 @@ def build(
     """Build a template; one that is built already is not built again."""
     from torpor.sdk.sync_templates import Templates
 
-    with build_progress() as progress:
-        info = Templates.build(recipe, force=force, progress=progress)
+    try:
+        with build_progress() as progress:
+            info = Templates.build(recipe, force=force, progress=progress)
+    except KeyboardInterrupt:
+        print("note: the build goes on in the daemon; the same command follows it", file=sys.stderr)
+        raise
     if as_json:
         print_json(info)
     else:

@@ -78,7 +78,7 @@ def mmdebstrap_argv(plan: BuildPlan, root: Path, hook: str, keyring: Path) -> li
         "--mode=root",
         "--format=directory",
         "--variant=minbase",
-        f"--include={','.join(plan.packages())}",
+        *([f"--include={','.join(plan.packages())}"] if plan.packages() else []),
         *(f"--dpkgopt=path-exclude={path}" for path in _LEFT_OUT),
         *(f"--dpkgopt=path-include={path}" for path in _KEPT),
         "--dpkgopt=force-unsafe-io",  # a build that a crash interrupts is thrown away as a whole
@@ -154,7 +154,7 @@ def explain(step: str, tail: list[str], message: str) -> TorporError:
     for line in tail:
         if line.startswith("run step "):
             return BuildFailed(f"the recipe's {line}", step="run", log=log)
-    reason = (mistakes or tail[-1:] or [message])[0]
+    reason = (mistakes or [line for line in tail if line.strip()][-1:] or [message])[0]
     hint = None
     if re.search(r"Could not (resolve|connect)|Failed to fetch|Temporary failure", log):
         hint = "is the mirror reachable? TORPOR_DEBIAN_MIRROR names another"
