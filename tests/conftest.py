@@ -9,6 +9,10 @@ from pathlib import Path
 import pytest
 
 
+_OF_THE_DAEMON = ("-m torpor.server", "qemu-system", "qemu-img", "torpor.layers.ram_merge")
+"""What the vm tier's daemon is and starts."""
+
+
 def _children() -> set[str]:
     """Return the command lines of this process's living children, direct or not."""
     parents: dict[int, int] = {}
