@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-
 _OF_THE_DAEMON = ("-m torpor.server", "qemu-system", "qemu-img", "torpor.layers.ram_merge")
 """What the vm tier's daemon is and starts."""
 
