@@ -48,7 +48,11 @@ class Parts:
         default=lambda: ((), ())
     )
     """Returns the snapshots whose RAM images machines map, and those at which sandboxes sleep; set by the engine."""
-    pins: Pins = field(default_factory=Pins)
     quota: Quota = field(default_factory=Quota)
     boot_timeout_s: float = 300.0
     """How long a cold boot may take until the agent answers; emulated hosts with busy cores are slow."""
+
+    @property
+    def pins(self) -> Pins:
+        """The layers that are being made or taken into use."""
+        return self.layers.pins
