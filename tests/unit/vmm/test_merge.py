@@ -8,6 +8,8 @@ import random
 import shutil
 import struct
 import subprocess
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,12 +29,14 @@ MIB = 1 << 20
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    for path in (tmp_path, *tmp_path.parents[:2]):  # the readers' user must pass
-        path.chmod(path.stat().st_mode | 0o011)
-    (tmp_path / "layers").mkdir(mode=0o711)
-    (tmp_path / "layers").chmod(0o711)
-    return tmp_path / "layers"
+def folder() -> Iterator[Path]:
+    """A folder that the readers' user may pass; each pytest that begins closes pytest's own to others."""
+    with tempfile.TemporaryDirectory() as name:
+        layers = Path(name) / "layers"
+        layers.mkdir()
+        for path in (layers, layers.parent):
+            path.chmod(0o711)
+        yield layers
 
 
 def _base(folder: Path, size_mib: int = 16) -> Path:
