@@ -563,6 +563,9 @@ class Engine:
                         files.folder_of(self._parts.home, task.info.id)
                     )
                     await asyncio.to_thread(files.trim_console, path)
+                if task.info.state is SandboxState.RUNNING and not task.is_busy:
+                    with contextlib.suppress(TorporError):  # in half a minute again
+                        await task.go_on()
             await self.collect()
             await keep_room(self._parts)
             before = self._parts.clock.now() - _DELETED_KEPT
