@@ -44,9 +44,13 @@ def clean_environment(
 
 @pytest.fixture(autouse=True)
 def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fail a test that leaves a process behind; the daemon of the vm tier is the session's."""
+    """Fail a test that leaves a process behind; the vm tier's daemon and machines are looked at in its own conftest."""
     before = _children()
     yield
     is_vm = request.node.get_closest_marker("vm") is not None
-    left = {line for line in _children() - before if not (is_vm and "-m torpor.server" in line)}
+    left = {
+        line
+        for line in _children() - before
+        if not (is_vm and ("-m torpor.server" in line or "qemu-system" in line))
+    }
     assert not left, f"processes left behind: {left}"

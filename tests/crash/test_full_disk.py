@@ -140,7 +140,7 @@ async def _check_goes_on(world: World, sandbox_id: SandboxId) -> None:
     agent = await world.engine._tasks[sandbox_id].machine.guest()
     assert isinstance(agent, FakeAgent)
     assert not agent.frozen
-    written = (await vmm.active_disk()).stem
+    written = await vmm.active_disk()
     layers = world.engine._tasks[sandbox_id].machine.row.layers
     assert written in (layers.active, layers.next_active), "its disk is known"
     assert written in layers.ids
@@ -218,7 +218,7 @@ def _forget_image(world: World, sandbox_id: SandboxId) -> None:
 
 
 def _evict_all(world: World) -> None:
-    world.engine._parts.layers.images.evict(1 << 40, world.engine._mapped(), ())
+    world.engine._parts.layers.images.evict(1 << 40, lambda: (world.engine._mapped(), ()))
 
 
 @pytest.mark.parametrize("disk", ["ext4"], indirect=True)

@@ -4,10 +4,11 @@ sweeping and death are the operating system's own."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,9 @@ import numpy as np
 
 from torpor.base import proc
 from torpor.base.proc import ProcessId
-from torpor.errors import VmmFailed
+from torpor.errors import NotFound, VmmFailed
 from torpor.layers.ram import PAGE, RamLayer, RamLayerWriter
-from torpor.model import ExecInfo, Renewal
+from torpor.model import ExecEvent, ExecId, ExecInfo, ExecSpec, Renewal
 from torpor.vmm.base import HostSupport, MachineSpec, SavedMachine, VmmStatus
 
 
@@ -72,8 +73,8 @@ class FakeVmm:
         self._driver.note(self._folder, active=str(overlay))
         await self._driver.step("switched")
 
-    async def active_disk(self) -> Path:
-        return Path(self._driver.noted(self._folder)["active"])
+    async def active_disk(self) -> str:
+        return Path(self._driver.noted(self._folder)["active"]).stem
 
     async def kill(self) -> None:
         await self.process.kill()
@@ -238,9 +239,26 @@ class FakeAgent:
     async def exec_list(self) -> list[ExecInfo]:
         return self.execs
 
+    @contextlib.asynccontextmanager
+    async def exec_run(
+        self, exec_id: ExecId, spec: ExecSpec, **_: object
+    ) -> AsyncIterator[AsyncIterator[ExecEvent]]:
+        self.calls.append(f"exec {spec.command}")
+
+        async def events() -> AsyncIterator[ExecEvent]:
+            return
+            yield  # makes it a generator
+
+        yield events()
+
     async def grow_disk(self) -> int:
         self.calls.append("grow_disk")
         return 0
+
+    async def read(self, path: str, *, limit_bytes: int) -> AsyncIterator[bytes]:
+        if path not in self.files:
+            raise NotFound(f"{path} does not exist")
+        yield self.files[path][:limit_bytes]
 
     async def write(self, path: str, chunks: object, **_: object) -> None:
         self.files[path] = b"".join([c async for c in chunks])  # type: ignore[attr-defined]

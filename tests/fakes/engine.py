@@ -83,6 +83,8 @@ class FakeGuest:
         self.env = env
         self.execs: dict[ExecId, FakeExec] = {}
         self.files = FakeFiles()
+        self.packages: dict[str, str] | None = {"base-files": "13"}
+        """None: it has no dpkg."""
         self.marks: Counter[str] = Counter()
         self.attached = 0
         self.reachable = True
@@ -93,6 +95,7 @@ class FakeGuest:
         """Return a guest that shares this one's counters."""
         fresh = FakeGuest(dict(self.env))
         fresh.marks = self.marks
+        fresh.packages = None if self.packages is None else dict(self.packages)
         return fresh
 
     def cut(self) -> FakeGuest:
@@ -124,7 +127,14 @@ class FakeGuest:
         if exec_id not in self.execs:
             if spec.user not in (None, "agent", "root"):
                 raise InvalidRequest(f"no user {spec.user!r} in the guest")
-            self.execs[exec_id] = FakeExec(exec_id, spec, env=self.env, marks=self.marks)
+            self.execs[exec_id] = FakeExec(
+                exec_id,
+                spec,
+                env=self.env,
+                marks=self.marks,
+                files=self.files,
+                packages=self.packages,
+            )
         return self.execs[exec_id].info()
 
     @contextlib.asynccontextmanager

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import itertools
 import shlex
 from collections import Counter
 from datetime import UTC, datetime
 
+from tests.fakes.engine_files import FakeFiles
 from torpor.model import ExecId, ExecInfo, ExecSpec, ExecState, ProcessInfo
 
 _pids = itertools.count(100)
@@ -21,7 +23,14 @@ class FakeExec:
     """One command."""
 
     def __init__(
-        self, exec_id: ExecId, spec: ExecSpec, *, env: dict[str, str], marks: Counter[str]
+        self,
+        exec_id: ExecId,
+        spec: ExecSpec,
+        *,
+        env: dict[str, str],
+        marks: Counter[str],
+        files: FakeFiles,
+        packages: dict[str, str] | None,
     ) -> None:
         self.exec_id = exec_id
         self.spec = spec
@@ -35,6 +44,8 @@ class FakeExec:
         self.timed_out = False
         self.changed = asyncio.Event()
         self._marks = marks
+        self._files = files
+        self._packages = packages
         self._stdin: asyncio.Queue[bytes] = asyncio.Queue()
         if not spec.stdin:
             self._stdin.put_nowait(b"")
@@ -139,6 +150,12 @@ class FakeExec:
             case ["cat"]:
                 while data := await self._stdin.get():
                     self._out(data)
+            case ["xargs", "-0", "sha256sum", "-z", "--"]:
+                await self._hash_files()
+            case ["dpkg-query", *_] if self._packages is not None:
+                for name, version in self._packages.items():
+                    self._out(f"{name}\t{version}\tinstalled\n".encode())
+                self._out(b"gone\t1\tconfig-files\n")
             case ["mark", name]:
                 self._marks[name] += 1
             case ["lost"]:
@@ -148,6 +165,18 @@ class FakeExec:
             case _:
                 return self._say(argv)
         return 0
+
+    async def _hash_files(self) -> None:
+        names = b""
+        while data := await self._stdin.get():
+            names += data
+        for name in names.decode("utf-8", "surrogateescape").split("\0"):
+            node = self._files.nodes.get(name)
+            if node is None or node.mode == 0:
+                self.stderr += b"sha256sum: cannot read it\n"
+                continue
+            digest = hashlib.sha256(node.data).hexdigest()
+            self._out(f"{digest}  {name}\0".encode("utf-8", "surrogateescape"))
 
     def _say(self, argv: list[str]) -> int:
         said = {

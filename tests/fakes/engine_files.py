@@ -30,6 +30,7 @@ class Node:
     target: str | None = None
     size_bytes: int = 0
     digest: str = ""
+    modified_at: datetime = datetime(2026, 1, 2, 3, 4, 5, 678000, tzinfo=UTC)
 
 
 class FakeFiles:
@@ -59,7 +60,7 @@ class FakeFiles:
             mode=node.mode,
             user=node.user,
             group=node.user,
-            modified_at=datetime(2026, 1, 2, 3, 4, 5, 678000, tzinfo=UTC),
+            modified_at=node.modified_at,
             target=node.target,
         )
 

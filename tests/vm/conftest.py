@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,26 +27,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def vm_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
+def vm_home() -> Iterator[Home]:
     """The home of the session's machines; passable for the users that they run as."""
     if shutil.which("qemu-system-x86_64") is None or shutil.which("mmdebstrap") is None:
         pytest.fail("QEMU and mmdebstrap are needed for this tier; run scripts/bootstrap")
     named = os.environ.get("TORPOR_TEST_HOME")
-    home = Home(Path(named) if named else tmp_path_factory.mktemp("vm") / "home")
-    for folder in (home.root.parent, *home.root.parent.parents):
-        if (
-            folder.is_relative_to(tmp_path_factory.getbasetemp().parent)
-            and folder.owner() == "root"
-        ):
-            folder.chmod(folder.stat().st_mode | 0o011)
+    # not below pytest's own folders: those are closed to the users that machines run as
+    fresh = None if named else Path(tempfile.mkdtemp(prefix="torpor-vm."))
+    if fresh:
+        fresh.chmod(0o711)
+    home = Home(fresh / "home" if fresh else Path(str(named)))
     home.prepare()
     yield home
     end_daemon(home)
+    left = [p.name for p in home.sandboxes.iterdir()] + [str(m) for m in machines(home)]
     _end_machines(home)
-    left = [p.name for p in home.sandboxes.iterdir()]
-    if not named:
-        shutil.rmtree(home.root)
-    assert not left, f"sandboxes were left behind: {left}"
+    if fresh:
+        shutil.rmtree(fresh)
+    assert not left, f"sandboxes or machines were left behind: {left}"
 
 
 @pytest.fixture(autouse=True)

@@ -7,6 +7,7 @@ fsync the directory. After a crash the old content is there or the new, never a 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -15,6 +16,7 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from torpor.errors import Busy, DataDamaged, NotFound
 
@@ -157,6 +159,20 @@ def socket_name(path: Path) -> Iterator[str]:
         yield f"/proc/self/fd/{fd}/{path.name}"
     finally:
         os.close(fd)
+
+
+def open_plain(path: Path, flags: int) -> BinaryIO:
+    """Open a file in a folder of somebody we do not trust: only a plain file with one name, and never waiting.
+
+    Raises:
+        OSError: it is missing, or is a link, a pipe, a device, or another file's second name.
+    """
+    fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    found = os.fstat(fd)
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+        os.close(fd)
+        raise OSError(errno.EINVAL, "it is no plain file with one name", str(path))
+    return os.fdopen(fd, "rb" if flags & os.O_ACCMODE == os.O_RDONLY else "r+b")
 
 
 def can_reflink(directory: Path) -> bool:

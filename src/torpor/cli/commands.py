@@ -32,6 +32,9 @@ COMMANDS: dict[str, Lazy] = {
     "fork": Lazy("torpor.cli.moves", "fork", "Make several sandboxes of one, or of a snapshot."),
     "hibernate": Lazy("torpor.cli.moves", "hibernate", "Put sandboxes to sleep: no CPU, no RAM."),
     "wake": Lazy("torpor.cli.moves", "wake", "Let hibernated sandboxes go on."),
+    "tree": Lazy("torpor.cli.family", "tree", "Draw the family of snapshots and sandboxes."),
+    "layers": Lazy("torpor.cli.family", "layers", "Say what takes up the disk and what frees it."),
+    "diff": Lazy("torpor.cli.diff", "diff", "Say which files and packages differ."),
     "idle": Lazy("torpor.cli.moves", "idle", "Say when a sandbox is to hibernate by itself."),
     "rm": Lazy("torpor.cli.sandboxes", "rm", "End and remove sandboxes."),
     "logs": Lazy("torpor.cli.sandboxes", "logs", "Print a sandbox's console log."),
@@ -45,5 +48,6 @@ COMMANDS: dict[str, Lazy] = {
     "demo": Lazy(
         "torpor.cli.demo", "demo", "Do the main job on a real source tree and show the times."
     ),
+    "bench": Lazy("torpor.cli.bench", "bench", "Measure Torpor beside the bare floor, here."),
     "serve": Lazy("torpor.cli.system", "serve", "Run the daemon in the foreground."),
 }

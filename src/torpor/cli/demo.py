@@ -62,6 +62,8 @@ class Story:
 
     quiet: bool
     steps: list[Step] = field(default_factory=list)
+    ids: set[str] = field(default_factory=set)
+    """The sandboxes that were made."""
 
     def do(self, what: str, act: Callable[[], T], say: Callable[[T], str] = str) -> T:
         """Do one step and note how long it took."""
@@ -106,6 +108,7 @@ def demo(
         if not keep:
             for sandbox in made:
                 sandbox.delete()
+            _forget_snapshots(story)
     if as_json:
         print_json({"steps": story.steps})
     else:
@@ -149,6 +152,7 @@ def _play(story: Story, source: Path, made: list[Sandbox]) -> None:
             template="base", ttl_seconds=3600, metadata={"made-by": "torpor demo"}
         )
         made.append(sandbox)
+        story.ids.add(sandbox.id)
         return sandbox
 
     sandbox = story.do(
@@ -158,6 +162,14 @@ def _play(story: Story, source: Path, made: list[Sandbox]) -> None:
     _there_and_back(story, sandbox, made)
     story.do("delete", lambda: [s.delete() for s in made], lambda gone: f"{len(gone)} sandboxes")
     made.clear()
+
+
+def _forget_snapshots(story: Story) -> None:
+    from torpor import Snapshot
+
+    for sandbox_id in story.ids:
+        for snapshot in Snapshot.list(sandbox_id=sandbox_id):
+            snapshot.delete()
 
 
 def _main_job(story: Story, source: Path, sandbox: Sandbox) -> None:
@@ -226,6 +238,7 @@ def _there_and_back(story: Story, sandbox: Sandbox, made: list[Sandbox]) -> None
         lambda f: f"{len(f)} forks, each with its own identity",
     )
     made.extend(forks)
+    story.ids |= {fork.id for fork in forks}
     story.do("try another way in each", lambda: _try_out(forks), lambda r: ", ".join(r))
     winner: Sandbox = forks[-1] if forks else sandbox
     losers = [f for f in forks if f is not winner]

@@ -29,7 +29,8 @@ from torpor.vmm.qemu import QemuDriver
 
 Status = Literal["ok", "warn", "missing"]
 
-_LITTLE_DISK = 5 * GIB
+_LITTLE_DISK = 10 * GIB
+"""A sandbox of `base` is made only where its whole disk (8 GiB) and the reserve are free."""
 _LITTLE_MEMORY = 1 * GIB
 _TIMEOUT_S = 10.0
 
@@ -218,7 +219,7 @@ def check_disk(home: Home) -> Check:
         "disk",
         "warn",
         found,
-        f"a template build needs 3 GiB, sandboxes more; {format_bytes(_LITTLE_DISK)} is a good start",
+        f"a build needs 3 GiB, and making a sandbox of `base` 9 GiB; {format_bytes(_LITTLE_DISK)} is a good start",
         "free some space, or let TORPOR_HOME name a larger disk",
     )
 

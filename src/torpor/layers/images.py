@@ -93,29 +93,35 @@ class Images:
         self._uses[snapshot_id] = self._used
 
     def evict(
-        self, want_bytes: int, mapped: Collection[SnapshotId], asleep: Collection[SnapshotId]
+        self,
+        want_bytes: int,
+        in_use: Callable[[], tuple[Collection[SnapshotId], Collection[SnapshotId]]],
     ) -> int:
         """Remove images, the longest unused first, until `want_bytes` are freed; return the bytes freed.
 
-        Those that are `mapped` stay, and those at which a sandbox fell `asleep` within an hour: it may be woken soon.
+        `in_use` is asked here, while none is being made. The first that it returns are mapped, or about to be, and
+        stay; at the second a sandbox sleeps: those of the last hour stay too, it may be woken soon.
         """
         freed = 0
-        for snapshot_id in self.made():
-            if freed >= want_bytes:
-                break
-            path = self.path(snapshot_id)
-            if snapshot_id not in mapped and not (snapshot_id in asleep and _is_young(path)):
-                freed += self._remove((path,))
+        with self._lock:
+            made = self.made()
+            mapped, asleep = in_use()
+            for snapshot_id in made:
+                if freed >= want_bytes:
+                    break
+                path = self.path(snapshot_id)
+                if snapshot_id not in mapped and not (snapshot_id in asleep and _is_young(path)):
+                    freed += self._remove((path,))
         return freed
 
-    def collect(self, known: Collection[SnapshotId]) -> int:
-        """Remove what was left half-made and the images of snapshots that are not `known`; return the bytes freed."""
+    def listed(self) -> list[Path]:
+        """Return the images that there are, made and half-made, for `collect`."""
+        return sorted(p for p in self._folder.iterdir() if p.suffix in (".img", ".tmp"))
+
+    def collect(self, known: Collection[SnapshotId], listed: Collection[Path]) -> int:
+        """Remove, of those `listed`, what is half-made and the images of snapshots that are not `known`; return the bytes freed."""
         with self._lock:
-            return self._remove(
-                p
-                for p in sorted(self._folder.iterdir())
-                if p.suffix == ".tmp" or (p.suffix == ".img" and p.stem not in known)
-            )
+            return self._remove(p for p in listed if p.suffix == ".tmp" or p.stem not in known)
 
     def _remove(self, paths: Iterable[Path]) -> int:
         freed = 0

@@ -35,6 +35,8 @@ _VERSION = 1
 _ZEROS = 2**64 - 1
 _CHUNK_PAGES = 1024
 _RUNS_MOST = 1 << 24
+_PIECES_MOST = 1024
+"""Pieces that one call of the kernel takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +102,26 @@ class RamLayerWriter:
         if self._known is not None:
             new = ~self._known.same(pages, words, filled)
         kept = filled & new
-        self._write(
-            data if kept.all() else memoryview(words[kept].tobytes()), (1 + self._data_pages) * PAGE
-        )
-        self._data_pages += int(kept.sum())
+        self._write_pages(data, kept)
         self._data.append(pages[kept])
         self._zeros.append(pages[~filled & new])
+
+    def _write_pages(self, data: memoryview, kept: NDArray[np.bool_]) -> None:
+        """Write the pages of `data` that are `kept` behind those before, straight from where they lie."""
+        import numpy as np
+
+        edges = np.flatnonzero(np.diff(np.concatenate(([False], kept, [False])))) * PAGE
+        pieces = [data[a:b] for a, b in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)]
+        for begin in range(0, len(pieces), _PIECES_MOST):
+            some = pieces[begin : begin + _PIECES_MOST]
+            size = sum(len(piece) for piece in some)
+            offset = (1 + self._data_pages) * PAGE
+            done = os.pwritev(self._fd, some, offset)
+            if (
+                done < size
+            ):  # nearly full: the rest says it with an error, or goes through after all
+                self._write(memoryview(b"".join(some))[done:], offset + done)
+            self._data_pages += size // PAGE
 
     def finish(self, *, sync: bool = True) -> RamLayer:
         """Write index and header, in that order, and fsync unless `sync` is off (then the caller does)."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -71,6 +71,15 @@ class LayerUse:
     """An image is made again when it is missing, and removed when space is short."""
 
 
+@dataclass(frozen=True, slots=True)
+class Needed:
+    """What is needed beside the snapshots."""
+
+    layers: Collection[str]
+    mapped: Collection[SnapshotId] = ()
+    """Snapshots whose RAM image a machine maps."""
+
+
 class LayerStore:
     """All snapshots of one home. Methods block; they may be called from several threads."""
 
@@ -91,6 +100,10 @@ class LayerStore:
     def load(self) -> list[TorporError]:
         """Read all manifests; return the damaged ones' errors. Removes what crashes left half-removed."""
         self.images.load()
+        for path in self._home.layers.glob(".*"):  # notes that were being written
+            path.unlink()
+        for left in self._home.tmp.glob("snap_*"):  # of a snapshot that was being published
+            remove_tree(left) if left.is_dir() else left.unlink()
         problems: list[TorporError] = list(self.merges.load(self._merged_path))
         found, spared = [], set[str]()
         for folder in sorted(self._home.snapshots.iterdir()):
@@ -274,36 +287,42 @@ class LayerStore:
         with full_disk_told(f"the note of layer {merged.ref.id}"):
             self.merges.add(merged)
 
-    def collect(self, needed: Collection[str], *, mapped: Collection[SnapshotId] = ()) -> int:
-        """Remove the layers that no snapshot and none of `needed` need; return the bytes freed.
+    def collect(self, needed: Callable[[], Needed]) -> int:
+        """Remove the layers that no snapshot and nobody else needs; return the bytes freed.
 
-        Images stay while their snapshot exists or is in `mapped`. The caller sees to it that no layer is
-        being written whose id is not in `needed`. When nothing changed since the last time, nothing is looked at.
+        Images stay while their snapshot exists or is mapped. `needed` is asked here, after the files were listed
+        and while no snapshot can come or go: what was said before may be old by now. A layer has to be needed
+        before its file is made. When nothing changed since the last time, nothing is looked at.
         """
         with self._lock:
-            now = self._state(frozenset(needed), frozenset(mapped))
-            if now is not None and now == self._collected:
+            if self._collected is not None and self._collected == self._state(needed()):
                 return 0
-            freed = self.images.collect({*self._catalog.ids(), *mapped})
-            freed += self._collect_layers(set(needed))
+            # names with a dot in front are notes that are being written; see `load`
+            files = sorted(p for p in self._home.layers.iterdir() if not p.name.startswith("."))
+            made = self.images.listed()
+            asked = needed()
+            now = self._state(asked)
+            freed = self.images.collect({*self._catalog.ids(), *asked.mapped}, made)
+            freed += self._collect_layers(set(asked.layers), files)
             self._collected = now
         return freed
 
-    def _state(self, needed: frozenset[str], mapped: frozenset[SnapshotId]) -> object:
+    def _state(self, needed: Needed) -> object:
         """Return what decides what may go; None while the folders are so fresh that their times tell nothing."""
         times = [folder.stat().st_mtime_ns for folder in (self._home.layers, self._home.images)]
         if max(times) > time.time_ns() - _SETTLED_NS:
             return None
-        return self.version, needed, mapped, *times
+        asked = (frozenset(needed.layers), frozenset(needed.mapped))
+        return self.version, asked, *times
 
-    def _collect_layers(self, needed: set[str]) -> int:
+    def _collect_layers(self, needed: set[str], files: list[Path]) -> int:
         used = needed | self._spared
         named = set(used)
         for manifest in self._catalog.all():
             named |= manifest.layer_ids
             used |= self.shortened(manifest).layer_ids
         freed = 0
-        for path in sorted(self._home.layers.iterdir()):
+        for path in files:
             layer_id = path.name.partition(".")[0]
             if layer_id in used or (path.suffix == NOTE and layer_id in named):
                 continue

@@ -90,13 +90,14 @@ class Corpus:
         if generation != self._generation:
             self._reset()
             self._generation = generation
+        last = self._store.last_tx()
+        if last == self._seen_tx:
+            return
         docs = self._store.documents(self._view.scopes, self._last_doc)
         if docs:
             self._extend(docs)
-        last = self._store.last_tx()
-        if last > self._seen_tx:
-            self._find_standing()
-            self._seen_tx = last
+        self._find_standing()
+        self._seen_tx = last
 
     def _extend(self, docs: list[DocRow]) -> None:
         import numpy as np

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from torpor.errors import InvalidRequest
 from torpor.memory import checks
@@ -21,10 +21,14 @@ from torpor.memory.rows import (
     RecallItemRow,
     RecallRow,
 )
-from torpor.memory.store import Store
+from torpor.memory.store import Contains, Range, Store
+from torpor.memory.view import LAST
 
 NOT_A_NAME = frozenset({"user", "agent", "machine", "team", "tool", "document", "system", "we"})
 """Subjects that are roles: a text that has the word is not about anyone."""
+
+
+R = TypeVar("R", bound=tuple[Any, ...])
 
 
 class Selector(NamedTuple):
@@ -94,12 +98,12 @@ def _find_subject(store: Store, family: str, name: str, doomed: Doomed) -> None:
         doomed.word = folded
         says = re.compile(rf"(?<!\w){re.escape(folded)}(?!\w)", re.IGNORECASE)
     prefix = f"{family}\x1f{folded}\x1f"
-    for fact in store.stream(FactRow):
-        if fact.key.startswith(prefix) or (
-            fact.key.startswith(family) and says is not None and says.search(all_text(fact))
-        ):
+    for fact in store.select(FactRow, {"key": Range(prefix, prefix + LAST)}):
+        doomed.facts[fact.id] = fact
+    for fact in _maybe(store, FactRow, ("text", "value", "subject", "attribute"), name):
+        if fact.key.startswith(family) and says is not None and says.search(all_text(fact)):
             doomed.facts[fact.id] = fact
-    for row in store.stream(EpisodeRow):
+    for row in _maybe(store, EpisodeRow, ("content", "subjects"), name):
         if row.family != family:
             continue
         tagged = folded in (checks.fold(s) for s in json.loads(row.subjects))
@@ -111,6 +115,16 @@ def _find_subject(store: Store, family: str, name: str, doomed: Doomed) -> None:
     for effect in store.select(EffectRow, {"branch": doomed.branches}):
         if says is not None and says.search(f"{effect.key} {effect.what}"):
             doomed.effects[effect.id] = effect
+
+
+def _maybe(store: Store, table: type[R], names: Sequence[str], name: str) -> Iterator[R]:
+    """Yield the rows that can have the name in one of the columns; the caller looks closely."""
+    words = name.split()
+    if name.isascii() and len(words) == 1:
+        for column in names:
+            yield from store.select(table, {column: Contains(name)})
+    else:  # letters whose case the store does not know, or spaces that may differ
+        yield from store.stream(table)
 
 
 def all_text(row: FactRow) -> str:

@@ -52,10 +52,9 @@ _NEEDLE = 32
 _NEEDLES_PER_TEXT = 12
 
 
-_MAX_NEEDLES = 64
-"""Pieces looked for; of a large erasure a spread sample, as each costs a pass over the files."""
-
-
+_MOST_NEEDLES, _FEWEST_NEEDLES = 64, 12
+_READ_BYTES = 6 << 30
+"""Pieces looked for: a spread sample, as each costs a pass over the files (about a second for 4 GiB)."""
 _MIN_NEEDLE = 12
 """Shorter pieces are found by chance in any file; the text around them is looked for instead."""
 
@@ -81,18 +80,15 @@ def erase(
     """
     kind, value = selector.named()
     said = checks.reason(reason)
-    doomed = find_doomed(line, kind, value)
-    if not doomed.episodes and not doomed.facts and not doomed.recalls:
-        raise NotFound(f"memory has nothing of {kind} {value!r}")
     digest = id_digest(line.store.meta("id_key") or "", f"{kind}:{value}")
     if dry_run:
+        doomed = _found(line, kind, value)
         return Receipt("", True, f"{kind}:{digest}", _counts(doomed), None, None, 0, 0, 0)
-    needles = _needles(line.store, doomed)
     if checks.fold(value) in checks.fold(said):
         said = ""  # it names what is to be forgotten
     with line.write("erase", said) as (work, _):
-        doomed = find_doomed(line, kind, value)
-        needles += [n for n in _needles(line.store, doomed) if n not in needles]
+        doomed = _found(line, kind, value)
+        needles = _needles(line.store, doomed)
         counts = _remove(line, work, doomed)
         receipt = work.put(
             ErasureRow(
@@ -103,6 +99,13 @@ def erase(
         line.store.set_meta(GENERATION, receipt.id)
     unproven[receipt.id] = needles
     return verify(line, receipt.id, exports, unproven)
+
+
+def _found(line: Line, kind: str, value: str) -> Doomed:
+    doomed = find_doomed(line, kind, value)
+    if not doomed.episodes and not doomed.facts and not doomed.recalls:
+        raise NotFound(f"memory has nothing of {kind} {value!r}")
+    return doomed
 
 
 def verify(line: Line, receipt_id: str, exports: Sequence[Path], unproven: Unproven) -> Receipt:
@@ -270,7 +273,11 @@ def _needles(store: Store, doomed: Doomed) -> list[bytes]:
     if doomed.word is not None and len(doomed.word) >= _MIN_NEEDLE // 3:
         found.update((w.encode(), None) for w in {doomed.word, doomed.word.title()})
     every = list(found)
-    return every[:: max(1, len(every) // _MAX_NEEDLES)]
+    return every[:: max(1, len(every) // _affordable(store))]
+
+
+def _affordable(store: Store) -> int:
+    return max(_FEWEST_NEEDLES, min(_MOST_NEEDLES, _READ_BYTES // max(1, store.size_bytes())))
 
 
 def _pieces(blob: bytes) -> Iterator[bytes]:

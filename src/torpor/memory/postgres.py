@@ -97,7 +97,7 @@ class PostgresStore(SqlStore):
 
     @override
     def _run(self, query: str, values: Sequence[object] = ()) -> psycopg.Cursor[Any]:
-        text: Any = query.replace("?", "%s")
+        text: Any = query.replace(" LIKE ? ", " ILIKE ? ").replace("?", "%s")
         return self._db.execute(text, tuple(values) or None)
 
     @override
@@ -199,6 +199,16 @@ class PostgresStore(SqlStore):
         with self._lock, self._typed():
             for name in (*TABLES.values(), "posting", "meta"):
                 self._run(f"VACUUM FULL {name}")
+
+    def size_bytes(self) -> int:
+        """Return the size of all tables with their indexes."""
+        with self._lock, self._typed():
+            row = self._run(
+                "SELECT coalesce(sum(pg_total_relation_size(c.oid)), 0) FROM pg_class c "
+                "JOIN pg_namespace s ON s.oid = c.relnamespace WHERE s.nspname = ? AND c.relkind = 'r'",
+                (self._schema,),
+            ).fetchone()
+        return int(row[0]) if row is not None else 0
 
     def scan(self, needles: Sequence[bytes]) -> Scan:
         """Look for bytes in all that the server would give to a dump of the schema."""

@@ -34,10 +34,7 @@ from torpor.memory.rows import (
 )
 from torpor.memory.store import Range
 from torpor.memory.times import to_time, to_time_or_none, to_us
-from torpor.memory.view import View
-
-_LAST = "\U0010ffff"
-"""Sorts after all text that begins the same."""
+from torpor.memory.view import LAST, View
 
 HELD = (Status.ACTIVE, Status.DISPUTED)
 
@@ -78,7 +75,7 @@ def _rows(beliefs: Beliefs, subject: str | None, attribute: str | None) -> list[
     store = beliefs.view.store
     family = beliefs.view.branch.family
     low = family if subject is None else f"{family}\x1f{checks.fold(subject)}\x1f"
-    rows = store.select(FactRow, {"key": Range(low, low + _LAST)})
+    rows = store.select(FactRow, {"key": Range(low, low + LAST)})
     if attribute is not None:
         want = checks.fold(attribute)
         rows = [r for r in rows if checks.fold(r.attribute) == want]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torpor.errors import TorporError
 from torpor.memory.rows import TABLES, columns
-from torpor.memory.store import Range, Scope, Where
+from torpor.memory.store import Contains, Range, Scope, Where
 
 BATCH = 500
 """Values in one IN list; SQLite's limit was 999 before 3.32."""
@@ -39,20 +40,14 @@ def conditions(where: Where) -> Iterator[tuple[str, tuple[object, ...]]]:
     values: list[object] = []
     many: tuple[str, list[object]] | None = None
     for column, want in where.items():
-        if isinstance(want, Range):
-            for sign, end in ((">=", want.low), ("<=", want.high)):
-                if end is not None:
-                    fixed.append(f'"{column}" {sign} ?')
-                    values.append(end)
-        elif isinstance(want, (list, tuple, set, frozenset)):
+        if isinstance(want, (list, tuple, set, frozenset)):
             if many is not None:
                 raise TorporError("a query may have one list of values")
             many = (column, list(want))
-        elif want is None:
-            fixed.append(f'"{column}" IS NULL')
         else:
-            fixed.append(f'"{column}" = ?')
-            values.append(want)
+            clauses, given = _single(column, want)
+            fixed += clauses
+            values += given
     if many is None:
         yield (" WHERE " + " AND ".join(fixed) if fixed else ""), tuple(values)
         return
@@ -61,6 +56,20 @@ def conditions(where: Where) -> Iterator[tuple[str, tuple[object, ...]]]:
         part = wanted[start : start + BATCH]
         clause = " AND ".join([*fixed, f'"{column}" IN ({",".join("?" * len(part))})'])
         yield f" WHERE {clause}", (*values, *part)
+
+
+def _single(column: str, want: object) -> tuple[list[str], list[object]]:
+    if isinstance(want, Range):
+        ends = [
+            (sign, end) for sign, end in ((">=", want.low), ("<=", want.high)) if end is not None
+        ]
+        return [f'"{column}" {sign} ?' for sign, _ in ends], [end for _, end in ends]
+    if isinstance(want, Contains):
+        plain = re.sub(r"([%_~])", r"~\1", want.text)
+        return [f'"{column}" LIKE ? ESCAPE ?'], [f"%{plain}%", "~"]
+    if want is None:
+        return [f'"{column}" IS NULL'], []
+    return [f'"{column}" = ?'], [want]
 
 
 def scoped(scopes: Sequence[Scope]) -> tuple[str, tuple[object, ...]]:

@@ -201,6 +201,10 @@ class SqliteStore(SqlStore):
             self._db.execute("VACUUM")
             self._checkpoint()
 
+    def size_bytes(self) -> int:
+        """Return the size of the file."""
+        return self.path.stat().st_size
+
     def scan(self, needles: Sequence[bytes]) -> Scan:
         """Look for bytes in the database, its log and its rollback journal."""
         with self._lock:

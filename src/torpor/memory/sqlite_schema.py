@@ -86,7 +86,6 @@ INDEXES = (
     "CREATE INDEX recall_item_recall ON recall_item(recall)",
     "CREATE INDEX recall_item_owner ON recall_item(owner)",
     "CREATE INDEX doc_owner ON doc(owner)",
-    "CREATE INDEX doc_branch ON doc(branch, tx)",
     "CREATE UNIQUE INDEX embedding_owner ON embedding(owner, model)",
 )
 

@@ -24,6 +24,13 @@ class Range:
     high: int | str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Contains:
+    """A condition on a text column: it has `text` in it, whatever the case of ASCII letters."""
+
+    text: str
+
+
 class Scope(NamedTuple):
     """A branch and the last transaction of it that a view sees."""
 
@@ -40,7 +47,7 @@ class Scan(NamedTuple):
 
 
 Where = Mapping[str, object]
-"""Column → value, None, a list or set of values, or a `Range`; all must hold."""
+"""Column → value, None, a list or set of values, a `Range` or `Contains`; all must hold."""
 
 
 class Store(Protocol):
@@ -131,6 +138,10 @@ class Store(Protocol):
 
     def rebuild(self) -> None:
         """Write the whole database anew: the last resort when `scrub` left traces."""
+        ...
+
+    def size_bytes(self) -> int:
+        """Return about how much a `scan` has to read."""
         ...
 
     def scan(self, needles: Sequence[bytes]) -> Scan:

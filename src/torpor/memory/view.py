@@ -13,6 +13,9 @@ from torpor.errors import NotFound
 from torpor.memory.rows import Branch, StateRow
 from torpor.memory.store import Scope, Store
 
+LAST = "\U0010ffff"
+"""Sorts after all text that begins the same."""
+
 NOW = 1 << 62
 """A cutoff that nothing is after."""
 

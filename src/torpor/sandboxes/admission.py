@@ -70,20 +70,7 @@ def check_room(
     sizes: Sizes, others: Iterable[SandboxInfo], home: Path, meminfo: Path = Path("/proc/meminfo")
 ) -> None:
     """Raise `InsufficientResources`, with the numbers, unless the host has room for `sizes`."""
-    total_mib, available_mib = _memory_mib(meminfo)
-    need_mib = sizes.ram_mib + VMM_OVERHEAD_MIB
-    taken_mib = sum(o.ram_mib + VMM_OVERHEAD_MIB for o in others if o.state in WITH_MACHINE)
-    left_mib = min(total_mib - HOST_RESERVE_MIB - taken_mib, available_mib - HOST_RESERVE_MIB)
-    if need_mib > left_mib:
-        raise InsufficientResources(
-            f"the host has no memory for a sandbox of {sizes.ram_mib} MiB: it needs {need_mib} MiB and "
-            f"{max(left_mib, 0)} MiB are left (of {total_mib} MiB, {taken_mib} MiB are promised to sandboxes and "
-            f"{available_mib} MiB are available)",
-            hint="delete sandboxes (torpor ls, torpor rm) or ask for less ram_mib",
-            needed_mib=need_mib,
-            left_mib=max(left_mib, 0),
-            total_mib=total_mib,
-        )
+    check_memory(sizes.ram_mib, others, meminfo)
     free = free_bytes(home)
     need = sizes.disk_gib * GIB + DISK_RESERVE_BYTES
     if need > free:
@@ -93,6 +80,26 @@ def check_room(
             hint="free disk space, ask for less disk_gib, or move TORPOR_HOME",
             needed_bytes=need,
             free_bytes=free,
+        )
+
+
+def check_memory(
+    ram_mib: int, others: Iterable[SandboxInfo], meminfo: Path = Path("/proc/meminfo")
+) -> None:
+    """Raise `InsufficientResources`, with the numbers, unless the host has memory for one machine more."""
+    total_mib, available_mib = _memory_mib(meminfo)
+    need_mib = ram_mib + VMM_OVERHEAD_MIB
+    taken_mib = sum(o.ram_mib + VMM_OVERHEAD_MIB for o in others if o.state in WITH_MACHINE)
+    left_mib = min(total_mib - HOST_RESERVE_MIB - taken_mib, available_mib - HOST_RESERVE_MIB)
+    if need_mib > left_mib:
+        raise InsufficientResources(
+            f"the host has no memory for a sandbox of {ram_mib} MiB: it needs {need_mib} MiB and "
+            f"{max(left_mib, 0)} MiB are left (of {total_mib} MiB, {taken_mib} MiB are promised to sandboxes and "
+            f"{available_mib} MiB are available)",
+            hint="delete sandboxes (torpor ls, torpor rm) or ask for less ram_mib",
+            needed_mib=need_mib,
+            left_mib=max(left_mib, 0),
+            total_mib=total_mib,
         )
 
 

@@ -14,7 +14,7 @@ from typing import Literal
 from torpor.base.aio import finish
 from torpor.base.faults import reach
 from torpor.db.sandboxes import MachineLayers
-from torpor.errors import TorporError
+from torpor.errors import NotFound, TorporError
 from torpor.guest.port import Guest
 from torpor.layers.manifest import Manifest
 from torpor.model import BootMode, Renewal, SandboxId, SandboxState
@@ -24,6 +24,8 @@ from torpor.templates import Template
 
 SANDBOX_FILE = "/etc/torpor/sandbox.json"
 """Where the guest agent finds what this sandbox lays over its image: the environment."""
+
+_ENV_MOST = 4 << 20
 
 RenewalReason = Literal["create", "wake", "rollback", "restore", "fork"]
 
@@ -95,11 +97,23 @@ async def _renew(m: SandboxMachine, guest: Guest, reason: RenewalReason) -> None
 
 async def _finish(m: SandboxMachine, guest: Guest, env: Mapping[str, str], *, grow: bool) -> None:
     if env:
-        data = json.dumps({"env": dict(env)}).encode()
+        whole = await m.until_end(_inherited(guest)) | dict(env)
+        data = json.dumps({"env": whole}).encode()
         await m.until_end(guest.write(SANDBOX_FILE, _once(data), mode=0o600, user="root"))
+        await m.save(m.row.with_info(env_names=tuple(sorted(whole))))
     if grow:
         await m.until_end(guest.grow_disk())
     reach("create.ready")
+
+
+async def _inherited(guest: Guest) -> dict[str, str]:
+    """Return the environment that the snapshot's sandbox had; what is no such thing counts as none."""
+    try:
+        data = b"".join([chunk async for chunk in guest.read(SANDBOX_FILE, limit_bytes=_ENV_MOST)])
+        found = json.loads(data)["env"]
+        return {str(key): str(value) for key, value in found.items()}
+    except (NotFound, ValueError, KeyError, TypeError, AttributeError):
+        return {}
 
 
 async def _outcome(m: SandboxMachine, begun: float, boot_mode: BootMode) -> None:

@@ -23,7 +23,7 @@ from torpor.errors import GuestFailed, InsufficientResources, InvalidRequest, Vm
 from torpor.guest.port import Guest
 from torpor.layers.manifest import LayerRef, Manifest
 from torpor.layers.space import full_disk_told
-from torpor.layers.store import LayerStore, removed_on_failure
+from torpor.layers.store import LayerStore
 from torpor.layers.verify import digest
 from torpor.model import Consistency, SnapshotId, SnapshotInfo, SnapshotReason
 from torpor.sandboxes.machine import SandboxMachine
@@ -32,6 +32,9 @@ from torpor.vmm.base import Vmm
 
 DEAD_MAN_S = 30.0
 """The guest thaws itself after so long; a capture that takes longer is not called consistent."""
+
+_PUBLISH_S = 600.0
+"""A disk that takes longer to make a few small files durable is broken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +46,7 @@ class Wish:
     label: str | None = None
     metadata: Mapping[str, str] | None = None
     go_on: bool = True
-    """False: leave the machine paused (and frozen) when the snapshot is whole."""
+    """False: leave the machine paused (and frozen) once it was captured; see `let_run`."""
 
 
 async def take(m: SandboxMachine, wish: Wish, *, paused_before: bool) -> Manifest:
@@ -67,7 +70,7 @@ async def take(m: SandboxMachine, wish: Wish, *, paused_before: bool) -> Manifes
     ram_id, next_active = new_id("lyr"), new_id("lyr")
     overlay, ram = store.disk_path(next_active), store.ram_path(ram_id)
     before, disk = m.row.layers.shortened(store.merges), store.merges.shortest(m.row.layers.disk)
-    with m.parts.pins.held(ram_id, *before.ram, *disk), removed_on_failure(ram):
+    with m.parts.pins.held(ram_id, next_active, *before.ram, *disk):
         if not await asyncio.to_thread(_are_there, store, disk, before.ram):
             before, disk = m.row.layers, m.row.layers.disk  # merged layers that nobody needed
         await m.parts.driver.create_overlay(overlay, m.info.disk_gib * GIB)
@@ -75,36 +78,55 @@ async def take(m: SandboxMachine, wish: Wish, *, paused_before: bool) -> Manifes
             replace(m.row, layers=replace(before, next_active=next_active, taking=snapshot_id))
         )
         reach("snapshot.intent")
-        pause_ms, devices, consistency = await _capture(
-            m, wish, overlay, ram, paused_before=paused_before
-        )
-        reach("snapshot.captured")
         try:
-            manifest = await asyncio.to_thread(
-                _manifest,
-                m,
-                wish,
-                snapshot_id,
-                disk,
-                (*before.ram, ram_id),
-                devices,
-                pause_ms,
-                consistency,
+            pause_ms, devices, consistency = await _capture(
+                m, wish, overlay, ram, paused_before=paused_before
             )
-            reach("snapshot.durable")
-            await asyncio.to_thread(store.publish, manifest, devices)
-        finally:
-            await asyncio.to_thread(devices.unlink, missing_ok=True)
-    layers = replace(
-        m.row.layers, ram=(*before.ram, ram_id), session=(*before.session, ram_id), taking=None
-    )
-    try:
-        await m.save(replace(m.row, layers=layers).with_info(parent_snapshot=snapshot_id))
-    except InsufficientResources:  # nobody was told of it
-        await asyncio.to_thread(store.remove, snapshot_id)
-        raise
+            reach("snapshot.captured")
+            try:
+                manifest = await asyncio.to_thread(
+                    _manifest,
+                    m,
+                    wish,
+                    snapshot_id,
+                    disk,
+                    (*before.ram, ram_id),
+                    devices,
+                    pause_ms,
+                    consistency,
+                )
+                reach("snapshot.durable")
+                await finish(_publish(m, manifest, devices), within_s=_PUBLISH_S)
+            finally:
+                await asyncio.to_thread(devices.unlink, missing_ok=True)
+        except BaseException:
+            if m.info.parent_snapshot != snapshot_id:  # cancelled behind that point, it is whole
+                ram.unlink(missing_ok=True)
+            raise
     reach("snapshot.outcome")
     return manifest
+
+
+async def _publish(m: SandboxMachine, manifest: Manifest, devices: Path) -> None:
+    """Make the snapshot exist and note it in the row: both, or neither."""
+    store, before = m.parts.layers, m.row.layers
+    await asyncio.to_thread(store.publish, manifest, devices)
+    ram = tuple(ref.id for ref in manifest.ram)
+    layers = replace(before, ram=ram, session=(*before.session, ram[-1]), taking=None)
+    try:
+        await m.save(replace(m.row, layers=layers).with_info(parent_snapshot=manifest.info.id))
+    except BaseException:
+        await asyncio.to_thread(store.remove, manifest.info.id)
+        raise
+
+
+async def let_run(m: SandboxMachine, *, paused_before: bool) -> None:
+    """After a capture without `go_on` that came to nothing: let the machine run and write again."""
+    stood_still = await m.running_vmm().status() == "paused"
+    await go_on(m, None, paused_before=paused_before)
+    if stood_still and not paused_before:
+        with contextlib.suppress(GuestFailed, VmmFailed):  # then the dead man in the guest thaws
+            await (await m.guest()).thaw()
 
 
 def _manifest(
@@ -205,6 +227,9 @@ async def _capture(
         await finish(go_on(m, guest, paused_before=paused_before), within_s=60.0)
         raise
     await _note_switch(m, vmm)
+    if guest is not None and wish.go_on:
+        with contextlib.suppress(GuestFailed):  # whoever asks it next is told
+            await guest.set_clock(m.parts.clock.now())  # it stood still with the machine
     # what a machine that was paused by hand had not written is in its RAM, as after a crash
     return pause_ms, devices, wish.consistency if guest is not None else "crash"
 
@@ -251,7 +276,7 @@ async def switched(vmm: Vmm, layers: MachineLayers) -> MachineLayers:
     """Return `layers` as they are after a switch that may or may not have happened."""
     if layers.next_active is None:
         return layers
-    active = (await vmm.active_disk()).name.partition(".")[0]
+    active = await vmm.active_disk()
     if active == layers.next_active:
         assert layers.active is not None
         return replace(layers, disk=(*layers.disk, layers.active), active=active, next_active=None)

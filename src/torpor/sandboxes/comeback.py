@@ -14,7 +14,7 @@ from torpor.base.aio import finish
 from torpor.base.faults import reach
 from torpor.base.ids import new_id
 from torpor.db.sandboxes import MachineLayers
-from torpor.errors import GuestFailed, InsufficientResources, WrongState
+from torpor.errors import TorporError, VmmFailed, WrongState
 from torpor.layers.manifest import Manifest
 from torpor.model import BootMode, SandboxState, SnapshotId
 from torpor.sandboxes import capture
@@ -42,25 +42,14 @@ async def hibernate(m: SandboxMachine) -> None:
         await m.move(S.HIBERNATED)
     except BaseException:
         if m.vmm is not None:
-            await finish(_awake_still(m, before), within_s=60.0)
+            await finish(_awake_again(m, before), within_s=150.0)
         raise
     reach("hibernate.outcome")
     await m.end_machine()
-    # while it sleeps: what wake would have to wait for
-    try:
+    try:  # while it sleeps: what wake would have to wait for
         await image_of(m.parts, manifest)
-    except InsufficientResources as exc:  # it sleeps all the same
-        m.parts.report(f"the RAM image of {m.info.id}, which sleeps", exc)
-
-
-async def _awake_still(m: SandboxMachine, before: SandboxState) -> None:
-    """After a hibernate that failed: let the machine go on as it did."""
-    if before is S.RUNNING and await m.running_vmm().status() == "paused":
-        guest = None
-        with contextlib.suppress(GuestFailed):
-            guest = await m.guest()
-        await capture.go_on(m, guest, paused_before=False)
-    await m.settle(before)
+    except (TorporError, OSError) as exc:  # it sleeps all the same; wake tries again
+        m.parts.report(f"RAM image of {m.info.id}", exc)
 
 
 async def wake(m: SandboxMachine) -> None:
@@ -73,7 +62,8 @@ async def wake(m: SandboxMachine) -> None:
     before = m.row.layers
     layers = replace(layers_at(manifest), active=new_id("lyr"))
     with m.parts.pins.held(*layers.ids):  # until the row says so
-        await m.move(S.WAKING, layers=layers, generation=m.info.generation + 1)
+        async with m.parts.memory_for(m.info):
+            await m.move(S.WAKING, layers=layers, generation=m.info.generation + 1)
     reach("wake.intent")
     try:
         await _run(m, manifest, "wake", "resume")
@@ -96,26 +86,25 @@ async def rollback(m: SandboxMachine, manifest: Manifest) -> None:
             hint=f"make a new sandbox from it: torpor restore {manifest.info.id}",
         )
     check_fits(manifest.info, m.parts.host)
-    await image_of(m.parts, manifest)
-    await check_start(m.parts)
-    manifest = m.parts.layers.shortened(manifest)
-    with m.parts.pins.held(*manifest.layer_ids):
-        await _rollback(m, manifest)
-
-
-async def _rollback(m: SandboxMachine, manifest: Manifest) -> None:
-    layers = replace(layers_at(manifest), active=new_id("lyr"))
-    await m.save(replace(m.row, epoch=max(m.row.epoch, manifest.epoch)))
-    await m.move(
-        S.RESTORING,
-        layers=layers,
-        parent_snapshot=manifest.info.id,
-        generation=m.info.generation + 1,
-        vcpus=manifest.info.vcpus,
-        ram_mib=manifest.info.ram_mib,
-        disk_gib=manifest.info.disk_gib,
-        error=None,
-    )
+    m.parts.origin(manifest.info.id)  # it may have been deleted while we waited for our turn
+    short = m.parts.layers.shortened(manifest)
+    with m.parts.pins.held(manifest.info.id, *manifest.layer_ids, *short.layer_ids):
+        await image_of(m.parts, manifest)
+        await check_start(m.parts)
+        manifest = short
+        layers = replace(layers_at(manifest), active=new_id("lyr"))
+        await m.save(replace(m.row, epoch=max(m.row.epoch, manifest.epoch)))
+        async with m.parts.memory_for(replace(m.info, ram_mib=manifest.info.ram_mib)):
+            await m.move(
+                S.RESTORING,
+                layers=layers,
+                parent_snapshot=manifest.info.id,
+                generation=m.info.generation + 1,
+                vcpus=manifest.info.vcpus,
+                ram_mib=manifest.info.ram_mib,
+                disk_gib=manifest.info.disk_gib,
+                error=None,
+            )
     reach("rollback.intent")
     try:
         await m.end_machine()
@@ -162,6 +151,15 @@ async def _run(
     reach(f"{reason}.renewed")
     boot_ms = round((m.parts.clock.monotonic_s() - begun) * 1000)
     await m.move(S.RUNNING, boot_mode=boot_mode, boot_ms=boot_ms)
+
+
+async def _awake_again(m: SandboxMachine, state: SandboxState) -> None:
+    if m.info.state is S.HIBERNATED:
+        return
+    with contextlib.suppress(VmmFailed):  # if it ended, the watcher notes that
+        if state is S.RUNNING and await m.running_vmm().status() == "paused":
+            await capture.let_run(m, paused_before=False)
+    await m.settle(state)
 
 
 async def _asleep_again(m: SandboxMachine, layers: MachineLayers) -> None:

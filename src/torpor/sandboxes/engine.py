@@ -21,6 +21,7 @@ from torpor.db.sandboxes import MachineLayers, SandboxRow, SandboxRows
 from torpor.doctor import collect
 from torpor.errors import (
     Conflict,
+    DataDamaged,
     HostNotReady,
     InsufficientResources,
     InvalidRequest,
@@ -30,7 +31,7 @@ from torpor.errors import (
 from torpor.guest.client import connect
 from torpor.guest.port import Guest
 from torpor.layers.manifest import Manifest
-from torpor.layers.store import LayerStore, LayerUse
+from torpor.layers.store import LayerStore, LayerUse, Needed
 from torpor.layers.verify import Damage
 from torpor.model import (
     BuildEvent,
@@ -48,7 +49,7 @@ from torpor.model import (
     TemplateInfo,
 )
 from torpor.sandboxes import folder as files
-from torpor.sandboxes.admission import Sizes, check_room, choose_sizes, is_default
+from torpor.sandboxes.admission import Sizes, check_memory, check_room, choose_sizes, is_default
 from torpor.sandboxes.birth import RenewalReason
 from torpor.sandboxes.boot import TemplateBooter
 from torpor.sandboxes.capture import Wish
@@ -68,7 +69,8 @@ from torpor.sandboxes.requests import (
     check_snapshot_id,
     check_spec,
 )
-from torpor.sandboxes.room import keep_room, make_room
+from torpor.sandboxes.retention import superseded
+from torpor.sandboxes.room import image_of, keep_room, make_room
 from torpor.sandboxes.task import SandboxTask
 from torpor.sandboxes.warm import WarmTemplates
 from torpor.templates import TemplateStore
@@ -81,6 +83,16 @@ _DELETED_KEPT = timedelta(days=1)
 _CONSOLE_CHUNK = 64 << 10
 _CONSOLE_POLL_S = 0.5
 """QEMU appends to a file and tells nobody; a log that is followed is looked at this often."""
+_STANDS_ON_SNAPSHOT = frozenset(
+    {
+        SandboxState.CREATING,
+        SandboxState.HIBERNATING,
+        SandboxState.HIBERNATED,
+        SandboxState.WAKING,
+        SandboxState.RESTORING,
+    }
+)
+"""States in which a sandbox is nothing without the snapshot that it comes from, or goes to."""
 _IMAGE_SHARE = 0.9
 """Of a template's build: the image; the rest is its snapshot."""
 
@@ -115,6 +127,7 @@ class Engine:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         parts.images_in_use = self._images_in_use
+        parts.memory_for = self._memory_for
         self._tasks: dict[SandboxId, SandboxTask] = {}
         self._admission = asyncio.Lock()
         self._supervisor = Supervisor(parts.report)
@@ -133,8 +146,12 @@ class Engine:
                 self._supervisor.launch(
                     found.task.rollback(found.rollback_to), name="rollback again"
                 )
-        await self.collect()
-        await asyncio.to_thread(self._parts.templates.collect, self._digests())
+        try:
+            await asyncio.to_thread(self._parts.templates.collect, self._digests())
+            await self._warm.drop_stale()
+            await self.collect()
+        except (TorporError, OSError) as exc:  # such as a damaged template: the rest is served
+            self._parts.report("collection", exc)
         self._supervisor.launch(self._upkeep(), name="upkeep")
         self._supervisor.launch(Merger(self._parts).run(), name="merging layers")
 
@@ -177,17 +194,20 @@ class Engine:
         check_restore(spec)
         await self._look_at_host()
         store = self._parts.layers
-        origin = store.shortened(store.get(check_snapshot_id(snapshot_id)))
+        origin = store.shortened(self._parts.origin(check_snapshot_id(snapshot_id)))
         why = misfit(origin.info, self._parts.host)
         info = self._row_of(origin, spec)
-        if why is None:
+        if why is None and not (spec.allow_cold and await self._lost_its_ram(origin)):
             return await self._create_from(origin, info, spec.env, reason)
         if not spec.allow_cold:
             check_fits(origin.info, self._parts.host)
         template = await asyncio.to_thread(
             self._parts.templates.by_digest, origin.info.template_digest
         )
-        task = await self._admit(info)
+        # its memory begins empty: no RAM layer is part of it
+        info = replace(info, layers=replace(info.layers, image=None, ram=()))
+        with self._parts.pins.held(*origin.layer_ids):
+            task = await self._admit(info)
         return await task.create_cold(template, spec.env)
 
     async def fork(
@@ -319,13 +339,6 @@ class Engine:
         )
         check_snapshot(wish)
         task = await self._task(sandbox_id)
-        if label is not None and any(
-            m.info.label == label for m in self._parts.layers.snapshots(sandbox_id)
-        ):
-            raise Conflict(
-                f"sandbox {sandbox_id} has a snapshot with the label {label!r} already",
-                hint="choose another label or delete that snapshot",
-            )
         return (await task.snapshot(wish)).info
 
     async def snapshots(self, sandbox_id: SandboxId | None = None) -> tuple[SnapshotInfo, ...]:
@@ -339,20 +352,19 @@ class Engine:
     async def delete_snapshot(self, snapshot_id: SnapshotId) -> int:
         """Remove a snapshot; return the bytes that this freed."""
         manifest = self._parts.layers.get(check_snapshot_id(snapshot_id))
-        asleep = [
-            t.info.id
-            for t in self._tasks.values()
-            if t.info.parent_snapshot == manifest.info.id
-            and t.info.state
-            in (SandboxState.HIBERNATED, SandboxState.WAKING, SandboxState.RESTORING)
-        ]
+        asleep = self._stand_on(manifest.info.id)
         if asleep:
             raise Conflict(
-                f"snapshot {snapshot_id} is needed: sandbox {asleep[0]} sleeps at it",
+                f"snapshot {snapshot_id} is needed: sandbox {asleep[0]} sleeps at it or is made from it",
                 hint=f"wake it (torpor wake {asleep[0]}) or delete it first",
                 sandboxes=asleep,
             )
-        await asyncio.to_thread(self._parts.layers.remove, manifest.info.id)
+        if manifest.info.id in self._parts.pins.now:
+            raise Conflict(
+                f"snapshot {snapshot_id} is needed: a sandbox is being made from it",
+                hint="try again in a moment",
+            )
+        await self._remove_snapshot(manifest.info.id)
         return await self.collect()
 
     async def verify_snapshot(self, snapshot_id: SnapshotId) -> tuple[Damage, ...]:
@@ -373,8 +385,12 @@ class Engine:
 
     async def collect(self) -> int:
         """Remove what nothing needs; return the bytes freed."""
-        needed = self._parts.pins.now.union(*(row.layers.ids for row in self._awake()))
-        return await asyncio.to_thread(self._parts.layers.collect, needed, mapped=self._mapped())
+
+        def needed() -> Needed:
+            layers = self._parts.pins.now.union(*(row.layers.ids for row in self._awake()))
+            return Needed(layers, self._mapped())
+
+        return await asyncio.to_thread(self._parts.layers.collect, needed)
 
     # ---- templates ----
 
@@ -409,6 +425,7 @@ class Engine:
         """Forget a template that no sandbox needs."""
         async with self._admission:  # no create may begin on it meanwhile
             await asyncio.to_thread(self._parts.templates.delete, name, needed=self._digests())
+            await self._warm.drop_stale()
 
     async def doctor(self) -> dict[str, object]:
         """Return what `torpor doctor --json` prints."""
@@ -421,6 +438,23 @@ class Engine:
         living = frozenset(t.info.template_digest for t in self._tasks.values())
         return living | self._parts.layers.templates_in_use()
 
+    def _stand_on(self, snapshot_id: SnapshotId) -> tuple[SandboxId, ...]:
+        """Return the sandboxes that are nothing without a snapshot: they come from it, or sleep at it."""
+        return tuple(
+            t.info.id
+            for t in self._tasks.values()
+            if snapshot_id in (t.info.parent_snapshot, t.machine.row.layers.taking)
+            and t.info.state in _STANDS_ON_SNAPSHOT
+        )
+
+    async def _remove_snapshot(self, snapshot_id: SnapshotId) -> None:
+        """Remove a snapshot that nothing stands on; nothing begins from it any more from now on."""
+        self._parts.going.add(snapshot_id)
+        try:
+            await asyncio.to_thread(self._parts.layers.remove, snapshot_id)
+        finally:
+            self._parts.going.discard(snapshot_id)
+
     def _mapped(self) -> frozenset[SnapshotId]:
         """Return the snapshots whose RAM images machines map, or are about to."""
         images = (row.layers.image for row in self._awake())
@@ -428,14 +462,14 @@ class Engine:
 
     def _awake(self) -> tuple[SandboxRow, ...]:
         """Return the rows whose layers are needed; one that sleeps needs those of its snapshot, and no others."""
-        rows = (task.machine.row for task in self._tasks.values())
+        rows = [task.machine.row for task in list(self._tasks.values())]
         return tuple(row for row in rows if row.info.state is not SandboxState.HIBERNATED)
 
     def _images_in_use(self) -> tuple[frozenset[SnapshotId], frozenset[SnapshotId]]:
         """Return the snapshots whose RAM images machines map, and those at which sandboxes sleep."""
         asleep = (
             task.info.parent_snapshot
-            for task in self._tasks.values()
+            for task in list(self._tasks.values())
             if task.info.state is SandboxState.HIBERNATED
         )
         return self._mapped(), frozenset(found for found in asleep if found is not None)
@@ -455,6 +489,14 @@ class Engine:
                 raise
             await asyncio.to_thread(check_room, sizes, living, self._parts.home.root)
 
+    @contextlib.asynccontextmanager
+    async def _memory_for(self, info: SandboxInfo) -> AsyncIterator[None]:
+        """Hold the admission while a machine that slept or had ended is promised its memory again."""
+        async with self._admission:
+            others = [task.info for task in self._tasks.values() if task.info.id != info.id]
+            await asyncio.to_thread(check_memory, info.ram_mib, others)
+            yield
+
     async def _admit(self, row: SandboxRow) -> SandboxTask:
         """Write the row of a sandbox that the host has room for, and start its task."""
         info = row.info
@@ -467,10 +509,20 @@ class Engine:
         task.start()
         return task
 
+    async def _lost_its_ram(self, origin: Manifest) -> bool:
+        """Return whether a snapshot's RAM cannot be put together any more, so that only its disk is left."""
+        with self._parts.pins.held(origin.info.id, *origin.layer_ids):
+            try:
+                await image_of(self._parts, origin)
+            except DataDamaged as exc:
+                self._parts.report(f"RAM of {origin.info.id}", exc)
+                return True
+        return False
+
     async def _create_from(
         self, origin: Manifest, row: SandboxRow, env: Mapping[str, str], reason: RenewalReason
     ) -> SandboxInfo:
-        with self._parts.pins.held(*origin.layer_ids):  # also if the snapshot is deleted meanwhile
+        with self._parts.pins.held(origin.info.id, *origin.layer_ids):
             task = await self._admit(row)
             return await task.create_from(origin, env, reason)
 
@@ -555,18 +607,27 @@ class Engine:
         """Keep logs small and listings short, for as long as the daemon lives."""
         while True:
             await asyncio.sleep(_UPKEEP_S)
-            for task in list(self._tasks.values()):
-                if task.info.state is SandboxState.DELETED:  # by its TTL
-                    await self._forget(task)
-                else:
-                    path = self._parts.driver.console(
-                        files.folder_of(self._parts.home, task.info.id)
-                    )
-                    await asyncio.to_thread(files.trim_console, path)
-                if task.info.state is SandboxState.RUNNING and not task.is_busy:
-                    with contextlib.suppress(TorporError):  # in half a minute again
-                        await task.go_on()
-            await self.collect()
-            await keep_room(self._parts)
-            before = self._parts.clock.now() - _DELETED_KEPT
-            await asyncio.to_thread(self._parts.rows.forget_deleted, before)
+            try:
+                await self.keep_house()
+            except Exception as exc:  # noqa: BLE001 - a full disk, say: the next turn may do better
+                self._parts.report("upkeep", exc)
+
+    async def keep_house(self) -> None:
+        """Do one turn of upkeep."""
+        for task in list(self._tasks.values()):
+            if task.info.state is SandboxState.DELETED:  # by its TTL
+                await self._forget(task)
+            else:
+                folder = files.folder_of(self._parts.home, task.info.id)
+                await asyncio.to_thread(files.trim_console, self._parts.driver.console(folder))
+            if task.info.state is SandboxState.RUNNING and not task.is_busy:
+                with contextlib.suppress(TorporError):  # at the next turn again
+                    await task.go_on()
+        now = self._parts.clock.now()
+        snapshots = [m.info for m in self._parts.layers.snapshots()]
+        for snapshot_id in superseded(snapshots, [t.info for t in self._tasks.values()], now):
+            if not self._stand_on(snapshot_id) and snapshot_id not in self._parts.pins.now:
+                await self._remove_snapshot(snapshot_id)
+        await self.collect()
+        await keep_room(self._parts)
+        await asyncio.to_thread(self._parts.rows.forget_deleted, now - _DELETED_KEPT)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 from pathlib import Path
 
-from torpor.base.fsio import fsync_dir, remove_tree
+from torpor.base.fsio import fsync_dir, open_plain, remove_tree
 from torpor.base.home import Home
 from torpor.layers.space import full_disk_told
 from torpor.model import SandboxId
@@ -32,9 +33,13 @@ def make_folder(folder: Path) -> None:
 
 def release_machine(folder: Path) -> None:
     """Remove what only a running machine needs (RAM, sockets); logs and the disk stay."""
-    for name in ("ram", "agent.sock", "qmp.sock"):
-        (folder / "vm" / name).unlink(missing_ok=True)
-    (folder / "vmm.json").unlink(missing_ok=True)
+    for name in ("agent.sock", "qmp.sock", "vmm.json"):
+        (folder / name).unlink(missing_ok=True)
+    ram = folder / "vm" / "ram"
+    try:
+        ram.unlink(missing_ok=True)
+    except OSError:  # a folder: `vm` is the VMM's to fill
+        shutil.rmtree(ram, ignore_errors=True)
 
 
 async def remove_folder(folder: Path) -> None:
@@ -49,11 +54,11 @@ def read_console(path: Path, offset: int, limit_bytes: int) -> tuple[bytes, int]
     offset starts at the beginning again.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        file = open_plain(path, os.O_RDONLY)
     except OSError:
         return b"", 0
-    with os.fdopen(fd, "rb") as file:
-        size = os.fstat(fd).st_size
+    with file:
+        size = os.fstat(file.fileno()).st_size
         start = 0 if offset > size else offset
         file.seek(start)
         data = file.read(limit_bytes)
@@ -72,11 +77,11 @@ def console_tail(path: Path, *, lines: int = 15, limit_bytes: int = 8192) -> str
 def trim_console(path: Path) -> None:
     """Cut a console log that is over its limit to its last part; QEMU appends, so it writes on behind it."""
     try:
-        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        file = open_plain(path, os.O_RDWR)
     except OSError:
         return
-    with os.fdopen(fd, "r+b") as file:
-        size = os.fstat(fd).st_size
+    with file:
+        size = os.fstat(file.fileno()).st_size
         if size <= CONSOLE_LIMIT_BYTES:
             return
         file.seek(size - _CONSOLE_KEEP_BYTES)

@@ -9,13 +9,13 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
-from torpor.base.aio import Supervisor
+from torpor.base.aio import Supervisor, finish
 from torpor.base.units import GIB
 from torpor.db.sandboxes import MachineLayers, SandboxRow
-from torpor.errors import GuestFailed, GuestUnreachable, InsufficientResources, VmmFailed
+from torpor.errors import GuestFailed, GuestUnreachable, TorporError, VmmFailed
 from torpor.guest.port import Guest
 from torpor.layers.manifest import Manifest
 from torpor.model import SandboxInfo, SandboxState
@@ -29,6 +29,7 @@ from torpor.vmm.base import Disk, MachineSpec, SavedMachine, Vmm
 T = TypeVar("T")
 
 CONNECT_S = 30.0
+_SAVE_S = 60.0
 
 
 class SandboxMachine:
@@ -44,6 +45,7 @@ class SandboxMachine:
         self._tasks = tasks
         self._guest: Guest | None = None
         self._connecting = asyncio.Lock()
+        self._saving = asyncio.Lock()
 
     @property
     def info(self) -> SandboxInfo:
@@ -53,9 +55,24 @@ class SandboxMachine:
     # ---- the row ----
 
     async def save(self, row: SandboxRow) -> None:
-        """Write the row, durably, then let it be what is so."""
-        await asyncio.to_thread(self.parts.rows.save, row)
-        self.row = row
+        """Write the row, durably, then let it be what is so; a cancelled caller leaves no half of that.
+
+        The epoch alone is also raised by those who connect (`guest`), and never goes back.
+        """
+        async with self._saving:
+            await self._store(replace(row, epoch=max(row.epoch, self.row.epoch)))
+
+    async def _store(self, row: SandboxRow) -> None:
+        async def store() -> None:
+            await asyncio.to_thread(self.parts.rows.save, row)
+            self.row = row
+
+        await finish(store(), within_s=_SAVE_S)
+
+    async def _raise_epoch(self) -> None:
+        """Raise the epoch, and nothing else: the sandbox's task may be about to write the rest."""
+        async with self._saving:
+            await self._store(replace(self.row, epoch=self.row.epoch + 1))
 
     async def move(
         self, state: SandboxState, *, layers: MachineLayers | None = None, **changes: Any
@@ -69,27 +86,20 @@ class SandboxMachine:
     async def settle(
         self, state: SandboxState, *, layers: MachineLayers | None = None, **changes: Any
     ) -> None:
-        """Move to the state that a failed act leaves, also when the disk is too full to write it down.
+        """Move to the state that a failed act leaves, also when that cannot be written down (a full disk).
 
         Then it is so in memory alone; the next daemon finds it by looking (see `recover`).
         """
         try:
             await self.move(state, layers=layers, **changes)
-        except InsufficientResources as exc:
+        except TorporError as exc:
             self.parts.report(f"the row of {self.info.id}", exc)
             row = self.row if layers is None else replace(self.row, layers=layers)
             self.row = self.timed(row.with_info(state=state, **changes), state)
 
     def timed(self, row: SandboxRow, state: SandboxState) -> SandboxRow:
         """Start or stop the lease's clock as `state` wants."""
-        now = self.parts.clock.now()
-        if state in TIME_RUNS and row.info.expires_at is None and row.ttl_left is not None:
-            return replace(row, ttl_left=None).with_info(expires_at=now + row.ttl_left)
-        if state not in TIME_RUNS and row.info.expires_at is not None:
-            return replace(row, ttl_left=max(row.info.expires_at - now, timedelta(0))).with_info(
-                expires_at=None
-            )
-        return row
+        return timed(row, state, self.parts.clock.now())
 
     # ---- the machine ----
 
@@ -162,7 +172,7 @@ class SandboxMachine:
                     f"sandbox {self.info.id} has no machine", sandbox_id=self.info.id
                 )
             await self.drop_guest()
-            await self.save(replace(self.row, epoch=self.row.epoch + 1))
+            await self._raise_epoch()
             self._guest = await self.until_end(
                 self.parts.connect_guest(
                     vmm.agent_socket, epoch=self.row.epoch, timeout_s=timeout_s
@@ -198,6 +208,16 @@ class SandboxMachine:
             for task in (doing, ending):
                 task.cancel()
             await asyncio.wait({doing, ending}, timeout=5.0)
+
+
+def timed(row: SandboxRow, state: SandboxState, now: datetime) -> SandboxRow:
+    """Return `row` with its lease's clock started or stopped as `state` wants."""
+    if state in TIME_RUNS and row.info.expires_at is None and row.ttl_left is not None:
+        return replace(row, ttl_left=None).with_info(expires_at=now + row.ttl_left)
+    if state not in TIME_RUNS and row.info.expires_at is not None:
+        left = max(row.info.expires_at - now, timedelta(0))
+        return replace(row, ttl_left=left).with_info(expires_at=None)
+    return row
 
 
 async def _quiet(work: Awaitable[T]) -> T | Exception:

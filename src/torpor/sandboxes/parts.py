@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Awaitable, Callable, Collection
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -10,10 +12,12 @@ from typing import Protocol
 from torpor.base.clock import Clock
 from torpor.base.home import Home
 from torpor.db.sandboxes import SandboxRows
+from torpor.errors import NotFound
 from torpor.guest.port import Guest
+from torpor.layers.manifest import Manifest
 from torpor.layers.pins import Pins
 from torpor.layers.store import LayerStore
-from torpor.model import SnapshotId
+from torpor.model import SandboxInfo, SnapshotId
 from torpor.sandboxes.quota import Quota
 from torpor.templates import TemplateStore
 from torpor.vmm.base import Driver, HostSupport
@@ -48,7 +52,14 @@ class Parts:
         default=lambda: ((), ())
     )
     """Returns the snapshots whose RAM images machines map, and those at which sandboxes sleep; set by the engine."""
+    memory_for: Callable[[SandboxInfo], AbstractAsyncContextManager[None]] = field(
+        default=lambda _: contextlib.nullcontext()
+    )
+    """Enters when the host has memory for that sandbox's machine; its row must say so before leaving. Raises
+    `InsufficientResources`. Set by the engine."""
     quota: Quota = field(default_factory=Quota)
+    going: set[SnapshotId] = field(default_factory=set)
+    """Snapshots that are being deleted: nothing begins from them any more."""
     boot_timeout_s: float = 300.0
     """How long a cold boot may take until the agent answers; emulated hosts with busy cores are slow."""
 
@@ -56,3 +67,10 @@ class Parts:
     def pins(self) -> Pins:
         """The layers that are being made or taken into use."""
         return self.layers.pins
+
+    def origin(self, snapshot_id: SnapshotId) -> Manifest:
+        """Return the snapshot that something is to begin from; pin it before the next await. Raises `NotFound`."""
+        found = self.layers.get(snapshot_id)
+        if snapshot_id in self.going:
+            raise NotFound(f"snapshot {snapshot_id} is being deleted", snapshot_id=snapshot_id)
+        return found

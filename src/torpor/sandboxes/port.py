@@ -108,7 +108,8 @@ class EnginePort(Protocol):
     async def hibernate(self, sandbox_id: SandboxId) -> SnapshotInfo:
         """Put a running or paused sandbox to sleep: all CPU and RAM are given back. Idempotent.
 
-        After a failure it is as it was. Being asleep uses up no TTL.
+        After a failure it is as it was. Being asleep uses up no TTL. Of a sandbox's sleeps the last is kept; an
+        earlier one goes by itself some minutes after it was slept over, unless it has a label.
         """
         ...
 

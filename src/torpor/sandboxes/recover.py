@@ -19,6 +19,7 @@ from torpor.model import SandboxState, SnapshotId
 from torpor.sandboxes import folder as files
 from torpor.sandboxes.capture import switched
 from torpor.sandboxes.lifecycle import WITH_MACHINE
+from torpor.sandboxes.machine import timed
 from torpor.sandboxes.parts import Parts
 from torpor.sandboxes.task import SandboxTask, verdict
 from torpor.vmm.base import Vmm
@@ -44,13 +45,18 @@ async def recover(parts: Parts) -> list[Recovered]:
 async def _recovered(parts: Parts, row: SandboxRow) -> Recovered | None:
     try:
         return await _by_state(parts, row)
-    except TorporError as exc:
+    except Exception as exc:  # noqa: BLE001 - also what a VMM answered that nobody thought of
         # one sandbox that cannot be recovered must not keep the others from it
         parts.report(f"recovery of {row.info.id}", exc)
         if row.info.state is S.DELETING:
             return Recovered(SandboxTask(parts, row))
+        try:
+            await _end(parts, row)  # a machine that nobody serves does not run on
+        except Exception as again:  # noqa: BLE001 - as above
+            parts.report(f"end of {row.info.id}", again)
+        why = exc.message if isinstance(exc, TorporError) else repr(exc)
         return Recovered(
-            SandboxTask(parts, await _saved(parts, row, S.FAILED, f"not recovered: {exc.message}"))
+            SandboxTask(parts, await _saved(parts, row, S.FAILED, f"not recovered: {why}"))
         )
 
 
@@ -101,17 +107,21 @@ async def _adopted(parts: Parts, row: SandboxRow) -> SandboxTask:
         await _end(parts, row)
         return SandboxTask(parts, await _saved(parts, row, state, error))
     row = await _noted(row, vmm, taken)
+    stood_still = False
     if status == "paused" and row.info.state not in (S.PAUSED, S.PAUSING):
         await vmm.resume()  # it was being captured, or resumed
-        status = "running"
+        status, stood_still = "running", True
     task = SandboxTask(
         parts,
         await _saved(parts, row, S.PAUSED if status == "paused" else S.RUNNING, None),
         vmm=vmm,
     )
-    if status == "running" and row.layers.taking is not None:
-        with contextlib.suppress(GuestFailed):  # then the dead man in the guest does it
-            await (await task.machine.guest()).thaw()
+    if stood_still or (status == "running" and row.layers.taking is not None):
+        with contextlib.suppress(GuestFailed):  # then the dead man in the guest thaws
+            guest = await task.machine.guest()
+            await guest.thaw()
+            await guest.set_clock(parts.clock.now())
+    if row.layers.taking is not None:
         await task.machine.save(
             replace(task.machine.row, layers=replace(task.machine.row.layers, taking=None))
         )
@@ -148,6 +158,7 @@ async def _saved(
     parts: Parts, row: SandboxRow, state: SandboxState, error: str | None
 ) -> SandboxRow:
     new = row.with_info(state=state, error=error if state is not row.info.state else row.info.error)
+    new = timed(new, state, parts.clock.now())
     await asyncio.to_thread(parts.rows.save, new)
     return new
 
@@ -160,5 +171,5 @@ async def _remove_strangers(parts: Parts, known: set[str]) -> None:
         try:
             await parts.driver.sweep(folder)
             await files.remove_folder(folder)
-        except TorporError as exc:
+        except (TorporError, OSError) as exc:
             parts.report(f"removal of {folder}", exc)

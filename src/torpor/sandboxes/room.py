@@ -65,9 +65,8 @@ async def make_room(parts: Parts, want_free_bytes: int) -> int:
 
     def work() -> int:
         missing = want_free_bytes - free_bytes(parts.home.root)
-        return 0 if missing <= 0 else parts.layers.images.evict(missing, *images)
+        return 0 if missing <= 0 else parts.layers.images.evict(missing, parts.images_in_use)
 
-    images = parts.images_in_use()
     return await asyncio.to_thread(work)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -17,7 +18,15 @@ from typing import Any, TypeVar
 from torpor.base.aio import Supervisor, finish
 from torpor.base.faults import reach
 from torpor.db.sandboxes import SandboxRow
-from torpor.errors import GenerationChanged, GuestFailed, GuestUnreachable, TorporError, WrongState
+from torpor.errors import (
+    Conflict,
+    DaemonUnreachable,
+    GenerationChanged,
+    GuestFailed,
+    GuestUnreachable,
+    InsufficientResources,
+    WrongState,
+)
 from torpor.guest.port import Guest
 from torpor.layers.manifest import Manifest
 from torpor.model import OnTimeout, SandboxInfo, SandboxState
@@ -61,6 +70,9 @@ class SandboxTask:
         self._doomed = False
         self._watched: Vmm | None = None
         self._users = 0
+        self._closed = False
+        self._falls_asleep = False
+        self._again_at: datetime | None = None
         self._worked_at = parts.clock.now()
 
     @property
@@ -75,7 +87,9 @@ class SandboxTask:
 
     async def aclose(self) -> None:
         """Stop serving; the machine goes on. What was under way is finished or undone by the next daemon."""
+        self._closed = True
         await self._tasks.aclose()
+        self._refuse_rest()
         await self.machine.drop_guest()
         if self.machine.vmm is not None:
             await self.machine.vmm.aclose()
@@ -150,13 +164,12 @@ class SandboxTask:
         """Enter with the connected guest; a hibernated sandbox is woken for it."""
         self._users += 1
         try:
-            if self.info.state in _BY_ITSELF_AWAKE:
+            if self.info.state in _BY_ITSELF_AWAKE or self._falls_asleep:
                 await self.wake()
             require_running(self.info.id, self.info.state)
             generation = self.info.generation
-            guest = await self.machine.guest()
             try:
-                yield guest
+                yield await self._connected(generation)
             except GuestUnreachable as exc:
                 if self.info.generation == generation and self.info.state not in _BY_ITSELF_AWAKE:
                     raise
@@ -171,6 +184,14 @@ class SandboxTask:
             self._worked_at = self._parts.clock.now()
             self._queue_tick()
 
+    async def _connected(self, generation: int) -> Guest:
+        """Return the guest, if it is still that of this life: what begins another connects to it first."""
+        guest = await self.machine.guest()
+        require_running(self.info.id, self.info.state)
+        if self.info.generation != generation:
+            raise GuestUnreachable(f"sandbox {self.info.id} began another life")
+        return guest
+
     # ---- the task ----
 
     async def _changed(
@@ -181,6 +202,8 @@ class SandboxTask:
         return self.info
 
     async def _ask(self, name: str, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        if self._closed:
+            raise _stopping(self.info, name)
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._queue.put_nowait(_Request(work, name, answer))
         return await asyncio.shield(answer)
@@ -201,12 +224,18 @@ class SandboxTask:
             if isinstance(item, _Request):
                 await self._perform(item)
             elif item is not None and item is self.machine.vmm:
-                await self._noted_end()
+                await self._noted_end(item)
+        self._refuse_rest()
+
+    def _refuse_rest(self) -> None:
+        """Answer what is still in the queue, which nobody serves any more."""
         while not self._queue.empty():
             item = self._queue.get_nowait()
             if not isinstance(item, _Request):
                 continue
-            if item.name == _DELETE:
+            if self.info.state is not S.DELETED:
+                item.answer.set_exception(_stopping(self.info, item.name))
+            elif item.name == _DELETE:
                 item.answer.set_result(None)
             else:
                 item.answer.set_exception(_deleted(self.info, item.name))
@@ -219,6 +248,9 @@ class SandboxTask:
         self._current = None if request.name == _DELETE else task
         try:
             await asyncio.wait({task})
+        except asyncio.CancelledError:
+            request.answer.set_exception(_stopping(self.info, request.name))
+            raise
         finally:
             self._current = None
         if task.cancelled():  # only a delete breaks work off
@@ -250,9 +282,13 @@ class SandboxTask:
         due = min(
             (at for at in (self._expires_at(), self._sleeps_at()) if at is not None), default=None
         )
+        if due is not None and self._again_at is not None:
+            due = max(due, self._again_at)
         return None if due is None else max(0.0, (due - self._parts.clock.now()).total_seconds())
 
     def _expires_at(self) -> datetime | None:
+        if self.info.state is S.DELETING:  # a delete that failed half-way is taken up again
+            return self._again_at
         return None if self._doomed else self.info.expires_at
 
     def _sleeps_at(self) -> datetime | None:
@@ -264,19 +300,18 @@ class SandboxTask:
     async def _deadline(self) -> None:
         now = self._parts.clock.now()
         expires, sleeps = self._expires_at(), self._sleeps_at()
+        self._again_at = None
         try:
             if expires is not None and expires <= now:
-                if self.info.on_timeout == "hibernate":
+                if self.info.on_timeout == "hibernate" and self.info.state is not S.DELETING:
                     await self._expire_asleep()
                 else:
                     await self._delete()
             elif sleeps is not None and sleeps <= now:
                 await self._fall_asleep()
-        except TorporError as exc:
+        except Exception as exc:  # noqa: BLE001 - whatever it is, this sandbox is still to be served
             self._parts.report(f"deadline of {self.info.id}", exc)
-            self._worked_at = now + _RETRY
-            if self.info.expires_at is not None:
-                await self.machine.save(self.machine.row.with_info(expires_at=now + _RETRY))
+            self._again_at = now + _RETRY
         self._watch()
 
     async def _expire_asleep(self) -> None:
@@ -292,25 +327,36 @@ class SandboxTask:
             self._worked_at = self._parts.clock.now()
             return
         if not self._users:
-            await comeback.hibernate(self.machine)
+            self._falls_asleep = True  # who comes from now on wakes it, also before the row says so
+            try:
+                await comeback.hibernate(self.machine)
+            finally:
+                self._falls_asleep = False
 
     # ---- the smaller acts ----
 
-    async def _noted_end(self) -> None:
+    async def _noted_end(self, vmm: Vmm) -> None:
         """Write down that the machine ended by itself: `stopped` if it powered off, else `failed`."""
         m = self.machine
-        await m.drop_guest()
-        if m.vmm is not None:
-            await m.vmm.aclose()
+        try:
+            await m.drop_guest()
+            if self.info.state in WITH_MACHINE:
+                state, error = await asyncio.to_thread(verdict, self._parts, self.info)
+                await asyncio.to_thread(files.release_machine, m.folder)
+                await m.move(state, error=error)
             m.vmm = None
-        if self.info.state not in WITH_MACHINE:
-            return
-        state, error = await asyncio.to_thread(verdict, self._parts, self.info)
-        await m.move(state, error=error)
-        await asyncio.to_thread(files.release_machine, m.folder)
+            await vmm.aclose()
+        except Exception as exc:  # noqa: BLE001 - such as a full disk: this sandbox is still to be served
+            self._parts.report(f"end of {self.info.id}", exc)
+            self._tasks.launch(self._note_again(vmm), name=f"note the end of {self.info.id}")
+
+    async def _note_again(self, vmm: Vmm) -> None:
+        await asyncio.sleep(_RETRY.total_seconds())
+        self._queue.put_nowait(vmm)
 
     async def _snapshot(self, wish: capture.Wish) -> Manifest:
         state = self.info.state
+        self._check_label(wish.label)
         self._parts.quota.check(self._parts.layers, self.info.id)
         if state is S.HIBERNATED:
             manifest = comeback.sleeping_at(self.machine)
@@ -322,6 +368,16 @@ class SandboxTask:
         if state not in (S.RUNNING, S.PAUSED):
             require_running(self.info.id, state)
         return await capture.take(self.machine, wish, paused_before=state is S.PAUSED)
+
+    def _check_label(self, label: str | None) -> None:
+        if label is not None and any(
+            m.info.label == label and m.info.sandbox_id == self.info.id
+            for m in self._parts.layers.snapshots()
+        ):
+            raise Conflict(
+                f"sandbox {self.info.id} has a snapshot with the label {label!r} already",
+                hint="choose another label or delete that snapshot",
+            )
 
     async def _wake(self) -> None:
         await comeback.wake(self.machine)
@@ -387,7 +443,11 @@ class SandboxTask:
         m = self.machine
         self._doomed = True
         if self.info.state is not S.DELETING:
-            await m.move(S.DELETING)
+            try:
+                await m.move(S.DELETING)
+            except BaseException:
+                self._doomed = False  # nothing was begun
+                raise
         reach("delete.intent")
         await m.end_machine()
         reach("delete.ended")
@@ -424,9 +484,29 @@ def _deleted(info: SandboxInfo, name: str) -> WrongState:
     return WrongState(f"sandbox {info.id} was deleted during its {name}", sandbox_id=info.id)
 
 
+def _stopping(info: SandboxInfo, name: str) -> DaemonUnreachable:
+    return DaemonUnreachable(
+        f"the daemon stopped during the {name} of sandbox {info.id}",
+        hint="the next daemon finishes or undoes it: look at the sandbox again",
+        sandbox_id=info.id,
+    )
+
+
+def _told(exc: Exception) -> Exception:
+    """Return a full disk as an error of ours."""
+    if isinstance(exc, OSError) and exc.errno in (errno.ENOSPC, errno.EDQUOT):
+        full = InsufficientResources(
+            f"the disk is full: {exc}",
+            hint="free disk space, for example delete snapshots that are not needed",
+        )
+        full.__cause__ = exc
+        return full
+    return exc
+
+
 async def _outcome(work: Coroutine[Any, Any, T]) -> tuple[T | None, Exception | None]:
     """Return the failure of `work` instead of raising it: it belongs to the caller, not to the supervisor."""
     try:
         return await work, None
     except Exception as exc:  # noqa: BLE001 - handed to the caller, who raises it
-        return None, exc
+        return None, _told(exc)

@@ -27,8 +27,11 @@ class LoopThread:
         self._sources: set[AsyncGenerator[Any, None]] = set()
         """What is iterated and not yet closed; touched in the loop's thread only."""
 
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` in the loop and return what it returns; an interrupt cancels it and waits for its end."""
+    def run(self, work: Coroutine[Any, Any, T], *, cleanup_limit_s: float = _CANCEL_LIMIT_S) -> T:
+        """Run `work` in the loop and return what it returns; an interrupt cancels it and waits for its end.
+
+        It waits `cleanup_limit_s` seconds at most; a second interrupt breaks that off.
+        """
         loop = self._started()
         if threading.current_thread() is self._thread:
             work.close()
@@ -50,7 +53,7 @@ class LoopThread:
         except BaseException:
             if not done.done():
                 loop.call_soon_threadsafe(cancel)
-                concurrent.futures.wait({done}, timeout=_CANCEL_LIMIT_S)
+                concurrent.futures.wait({done}, timeout=cleanup_limit_s)
             raise
 
     def iterate(self, source: AsyncGenerator[T, None]) -> Iterator[T]:

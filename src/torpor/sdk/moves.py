@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Self
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self
 
 from torpor.model import Consistency, Network, OnTimeout
 from torpor.sdk.client import Client, connection, quote_part
@@ -19,6 +19,11 @@ from torpor.sdk.snapshot_results import (
     snapshot_info,
 )
 from torpor.sdk.snapshots import AsyncSnapshot
+
+if TYPE_CHECKING:
+    from torpor.sdk.explore import Exploration
+    from torpor.sdk.process import Command
+    from torpor.sdk.sandbox import AsyncSandbox
 
 
 class AsyncMoves(AsyncHandle):
@@ -190,3 +195,60 @@ class AsyncMoves(AsyncHandle):
                 "POST", f"{self._path}/promote", body=body, limit_s=LIFE_LIMIT_S
             )
         )
+
+    @dual
+    async def explore(
+        self,
+        candidates: Sequence[Command | Callable[[AsyncSandbox], object]],
+        score: Callable[[AsyncSandbox, Any], float | Awaitable[float]] | None = None,
+        *,
+        timeout_seconds: float | None = None,
+        env: Mapping[str, str] | None = None,
+        metadata: Mapping[str, str] | None = None,
+        network: Network | None = None,
+        ttl_seconds: int | None = None,
+        on_timeout: OnTimeout = "delete",
+        idle_seconds: int | None = None,
+    ) -> Exploration[AsyncSandbox]:
+        """Try each candidate in a fork of its own, all at once; keep the best one's fork, delete the others.
+
+        On the class it takes the id of a sandbox or of a snapshot. The source goes on as it is. The forks
+        that lost are deleted however this ends; what they did to the outside world stays.
+
+        Args:
+            candidates: commands, as for `exec`, or callables (also asynchronous) that are given the fork.
+            score: called with a fork and its result (an `ExecResult`, or what the callable returned), may
+                be asynchronous; the highest wins, the shortest time among equals. None: exit code 0, or
+                returning at all, is better than another exit code.
+            timeout_seconds: for each candidate; one that takes longer cannot win.
+            env: laid over the source's environment.
+            metadata: labels of the forks.
+            network: `user` or `none`; None: the source's.
+            ttl_seconds: of the winner, from its victory on; None: never.
+            on_timeout: of the winner: `delete` or `hibernate`.
+            idle_seconds: of the winner; None: never.
+
+        Returns:
+            The winner and what became of every candidate. One whose fork could not be made, or that
+            raised, has its error there; if all have, there is no winner.
+
+        Raises:
+            InvalidRequest: there is no candidate, or there are more than 100.
+            TorporError: as `fork`, if no fork could be begun.
+        """
+        from torpor.sdk.explore import Explorer, Plan
+
+        plan = Plan(
+            source_id=self._id,
+            client=self._client,
+            candidates=candidates,
+            score=score,
+            timeout_seconds=timeout_seconds,
+            env=env,
+            metadata=metadata,
+            network=network,
+            ttl_seconds=ttl_seconds,
+            on_timeout=on_timeout,
+            idle_seconds=idle_seconds,
+        )
+        return await Explorer(plan).run()

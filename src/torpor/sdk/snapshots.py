@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Self
 
@@ -25,6 +25,8 @@ from torpor.sdk.dual import dual
 from torpor.sdk.snapshot_results import LIFE_LIMIT_S, Verification, snapshot_info, verification
 
 if TYPE_CHECKING:
+    from torpor.sdk.diff import SnapshotDiff
+    from torpor.sdk.family import FamilyNode, LayersReport
     from torpor.sdk.sandbox import AsyncSandbox
 
 VERIFY_LIMIT_S = 3600.0
@@ -154,6 +156,23 @@ class AsyncSnapshot(SnapshotFields):
         found = [snapshot_info(item) for item in body["snapshots"]]
         return [cls(info.id, info, client) for info in found]
 
+    @classmethod
+    async def layers(cls, *, client: Client | None = None) -> LayersReport:
+        """Return the layers on disk: who needs which, what is shared, and what each deletion would free."""
+        from torpor.sdk.family import report_of
+
+        return report_of(await connection(client).call("GET", "/v1/layers"))
+
+    @classmethod
+    async def tree(
+        cls, *, sandbox_id: str | None = None, client: Client | None = None
+    ) -> builtins.list[FamilyNode]:
+        """Return the family of all there is, or of one sandbox: parents before children, oldest first."""
+        from torpor.sdk.family import nodes_of
+
+        query = [("sandbox_id", sandbox_id)] if sandbox_id is not None else []
+        return nodes_of(await connection(client).call("GET", "/v1/tree", query=query))
+
     @dual
     async def delete(self) -> int:
         """Remove the snapshot; return the bytes that this freed. What others need of it stays.
@@ -198,6 +217,36 @@ class AsyncSnapshot(SnapshotFields):
             idle_seconds=idle_seconds,
             allow_cold=allow_cold,
             client=self._client,
+        )
+
+    @dual
+    async def diff(
+        self, other_id: str, *, skip: Sequence[str] | None = None, allow_cold: bool = False
+    ) -> SnapshotDiff:
+        """Return the files and packages that differ between this snapshot and a later one.
+
+        Both are restored as throw-away sandboxes without a network, looked at, and deleted, however this
+        ends. Running programs go on in them meanwhile, so what they write by themselves shows too.
+
+        Args:
+            other_id: the snapshot to compare with.
+            skip: absolute paths that are not looked at, with all below them; None: /proc, /sys, /dev,
+                /run and /tmp.
+            allow_cold: start them from the disk alone if their RAM cannot go on here.
+
+        Raises:
+            NotFound: one of them is not there.
+            InsufficientResources: the host has no room for two more machines.
+            TorporError: as `restore` and `exec`.
+        """
+        from torpor.sdk.diff import SKIP, diff
+
+        return await diff(
+            self._id,
+            SnapshotId(other_id),
+            self._client,
+            skip=SKIP if skip is None else skip,
+            allow_cold=allow_cold,
         )
 
     fork = forks.fork

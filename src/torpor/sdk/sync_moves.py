@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Self
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self
 
 from torpor.model import Consistency, Network, OnTimeout
 from torpor.sdk.client import Client
@@ -14,6 +14,11 @@ from torpor.sdk.sandbox import AsyncSandbox
 from torpor.sdk.snapshot_results import Promotion
 from torpor.sdk.sync_handle import Handle
 from torpor.sdk.sync_snapshots import Snapshot
+
+if TYPE_CHECKING:
+    from torpor.sdk.explore import Exploration
+    from torpor.sdk.process import Command
+    from torpor.sdk.sync_sandbox import Sandbox
 
 
 class Moves(Handle):
@@ -129,3 +134,44 @@ class Moves(Handle):
         return loop_thread.run(
             self._sandbox.promote(cleanup_siblings=cleanup_siblings, tree_id=tree_id)
         )
+
+    @dual
+    def explore(
+        self,
+        candidates: Sequence[Command | Callable[[Sandbox], object]],
+        score: Callable[[Sandbox, Any], float] | None = None,
+        *,
+        timeout_seconds: float | None = None,
+        env: Mapping[str, str] | None = None,
+        metadata: Mapping[str, str] | None = None,
+        network: Network | None = None,
+        ttl_seconds: int | None = None,
+        on_timeout: OnTimeout = "delete",
+        idle_seconds: int | None = None,
+    ) -> Exploration[Sandbox]:
+        """Try each candidate in a fork of its own, all at once; keep the best one's fork, delete the others.
+
+        Callables and `score` are called in threads of their own, with the fork; candidates run side by
+        side. The forks that lost are deleted however this ends, after Ctrl-C too.
+
+        Raises:
+            InvalidRequest: there is no candidate, or there are more than 100.
+            TorporError: as `fork`, if no fork could be begun.
+        """
+        from torpor.sdk.explore import Plan
+        from torpor.sdk.sync_explore import explore
+
+        plan = Plan(
+            source_id=self.id,
+            client=self._sandbox._client,
+            candidates=candidates,
+            score=score,
+            timeout_seconds=timeout_seconds,
+            env=env,
+            metadata=metadata,
+            network=network,
+            ttl_seconds=ttl_seconds,
+            on_timeout=on_timeout,
+            idle_seconds=idle_seconds,
+        )
+        return explore(plan)

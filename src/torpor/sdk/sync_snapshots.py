@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Self
 
 from typing_extensions import override
@@ -17,6 +17,8 @@ from torpor.sdk.snapshot_results import Verification
 from torpor.sdk.snapshots import AsyncSnapshot, SnapshotFields
 
 if TYPE_CHECKING:
+    from torpor.sdk.diff import SnapshotDiff
+    from torpor.sdk.family import FamilyNode, LayersReport
     from torpor.sdk.sync_sandbox import Sandbox
 
 
@@ -59,6 +61,18 @@ class Snapshot(SnapshotFields):
         found = loop_thread.run(AsyncSnapshot.list(sandbox_id=sandbox_id, client=client))
         return [cls(snapshot) for snapshot in found]
 
+    @classmethod
+    def layers(cls, *, client: Client | None = None) -> LayersReport:
+        """Return the layers on disk: who needs which, what is shared, and what each deletion would free."""
+        return loop_thread.run(AsyncSnapshot.layers(client=client))
+
+    @classmethod
+    def tree(
+        cls, *, sandbox_id: str | None = None, client: Client | None = None
+    ) -> builtins.list[FamilyNode]:
+        """Return the family of all there is, or of one sandbox: parents before children, oldest first."""
+        return loop_thread.run(AsyncSnapshot.tree(sandbox_id=sandbox_id, client=client))
+
     @dual
     def delete(self) -> int:
         """Remove the snapshot; return the bytes that this freed. Raises `Conflict` if a sandbox sleeps at it."""
@@ -96,6 +110,26 @@ class Snapshot(SnapshotFields):
                     allow_cold=allow_cold,
                 )
             )
+        )
+
+    @dual
+    def diff(
+        self, other_id: str, *, skip: Sequence[str] | None = None, allow_cold: bool = False
+    ) -> SnapshotDiff:
+        """Return the files and packages that differ between this snapshot and a later one.
+
+        Both are restored as throw-away sandboxes without a network, looked at, and deleted, however this
+        ends. Running programs go on in them meanwhile, so what they write by themselves shows too.
+
+        Raises:
+            NotFound: one of them is not there.
+            InsufficientResources: the host has no room for two more machines.
+        """
+        from torpor.sdk.temporary import CLEANUP_LIMIT_S
+
+        return loop_thread.run(
+            self._snapshot.diff(other_id, skip=skip, allow_cold=allow_cold),
+            cleanup_limit_s=CLEANUP_LIMIT_S,
         )
 
     fork = sync_forks.fork

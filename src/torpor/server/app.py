@@ -14,7 +14,17 @@ from torpor.server.execs import ExecDesk
 from torpor.server.gate import Gate
 from torpor.server.holds import HoldDesk
 from torpor.server.replies import Reply, as_torpor_error, error_reply
-from torpor.server.routes import execs, files, holds, moves, sandboxes, snapshots, system, templates
+from torpor.server.routes import (
+    execs,
+    family,
+    files,
+    holds,
+    moves,
+    sandboxes,
+    snapshots,
+    system,
+    templates,
+)
 
 
 def create_app(engine: EnginePort, *, token: str | None) -> FastAPI:
@@ -47,6 +57,7 @@ def create_app(engine: EnginePort, *, token: str | None) -> FastAPI:
         moves.router,
         holds.router,
         snapshots.router,
+        family.router,
         execs.router,
         files.router,
         templates.router,

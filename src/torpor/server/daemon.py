@@ -57,6 +57,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
+    logging.getLogger("alembic").setLevel(logging.WARNING)
     try:
         with _daemon_lock(options.home):
             os.chdir(options.home.root)

@@ -64,7 +64,7 @@ class ExecDesk:
         async with self.lives.enter(sandbox_id) as (guest, generation):
             self.lives.note_start(sandbox_id, start.exec_id, generation)
             info = await guest.exec_start(start.exec_id, start.spec)
-            await self._begin_feeding(sandbox_id, start)
+            await self._begin_feeding(generation, sandbox_id, start)
             return info
 
     @contextlib.asynccontextmanager
@@ -74,10 +74,10 @@ class ExecDesk:
         """Enter with the events of a command that is started, or found, by this."""
         self.lives.note_start(sandbox_id, start.exec_id, generation)
         async with guest.exec_run(start.exec_id, start.spec) as events:
-            await self._begin_feeding(sandbox_id, start)
+            await self._begin_feeding(generation, sandbox_id, start)
             yield events
 
-    async def _begin_feeding(self, sandbox_id: SandboxId, start: Start) -> None:
+    async def _begin_feeding(self, generation: int, sandbox_id: SandboxId, start: Start) -> None:
         key = f"{sandbox_id}/{start.exec_id}"
         if start.stdin is None or key in self._fed:
             return
@@ -85,7 +85,8 @@ class ExecDesk:
         if len(self._fed) > _REMEMBERED_FEEDS:
             self._fed.popitem(last=False)
         feeding = self._supervisor.spawn(
-            self._feed(sandbox_id, start.exec_id, start.stdin), name=f"stdin of {start.exec_id}"
+            self._feed(generation, sandbox_id, start.exec_id, start.stdin),
+            name=f"stdin of {start.exec_id}",
         )
         feeding.add_done_callback(lambda _task: self._feeding_ended(key))
         await asyncio.wait({feeding}, timeout=FEED_WAIT_S)
@@ -94,8 +95,10 @@ class ExecDesk:
         if key in self._fed:
             self._fed[key] = True
 
-    async def _feed(self, sandbox_id: SandboxId, exec_id: ExecId, data: bytes) -> None:
-        async with self.engine.guest(sandbox_id) as guest:
+    async def _feed(
+        self, generation: int, sandbox_id: SandboxId, exec_id: ExecId, data: bytes
+    ) -> None:
+        async with self.lives.enter(sandbox_id, generation) as (guest, _):
             for begin in range(0, max(1, len(data)), STDIN_CHUNK_BYTES):
                 end = begin + STDIN_CHUNK_BYTES
                 await guest.exec_stdin(exec_id, data[begin:end], eof=end >= len(data))

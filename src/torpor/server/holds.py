@@ -75,6 +75,7 @@ class HoldDesk:
             raise held.error
         assert held.lease is not None
         if held.lease.expired():
+            await self.release(sandbox_id, hold_id)  # it is gone before another is made
             return await self.renew(sandbox_id, hold_id, seconds)
         held.lease.reschedule(asyncio.get_running_loop().time() + seconds)
         return datetime.now(UTC) + timedelta(seconds=seconds)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
@@ -168,11 +168,16 @@ class RollbackRequest(Wire):
     snapshot_id: str
 
 
-class ForkResultWire(Wire):
-    """One fork or why there is none; exactly one of the two is there."""
+class ForkMadeWire(Wire):
+    """A fork."""
 
-    sandbox: SandboxWire | None = None
-    error: ErrorWire | None = None
+    sandbox: SandboxWire
+
+
+class ForkFailedWire(Wire):
+    """Why a fork is not there."""
+
+    error: ErrorWire
 
 
 class ForkErrorWire(Wire):
@@ -185,7 +190,7 @@ class ForkErrorWire(Wire):
 class ForkWire(Wire):
     """What a fork made, in the order asked for."""
 
-    results: list[dict[str, Any]]
+    results: list[ForkMadeWire | ForkFailedWire]
     sandbox: Annotated[
         SandboxWire | None, Field(description="The fork, when one was asked for.")
     ] = None
@@ -214,10 +219,10 @@ class ForkWire(Wire):
         )
 
 
-def _result(result: SandboxInfo | TorporError) -> dict[str, Any]:
+def _result(result: SandboxInfo | TorporError) -> ForkMadeWire | ForkFailedWire:
     if isinstance(result, TorporError):
-        return {"error": error_to_wire(result)}
-    return {"sandbox": SandboxWire.of(result).model_dump()}
+        return ForkFailedWire(error=ErrorWire.model_validate(error_to_wire(result)))
+    return ForkMadeWire(sandbox=SandboxWire.of(result))
 
 
 class PromoteRequest(Wire):

@@ -120,8 +120,8 @@ class Vmm(Protocol):
         """
         ...
 
-    async def active_disk(self) -> Path:
-        """Return the overlay that takes the machine's writes now. Raises `VmmFailed`."""
+    async def active_disk(self) -> str:
+        """Return which overlay takes the machine's writes now: its file's name without suffix. Raises `VmmFailed`."""
         ...
 
     async def kill(self) -> None:

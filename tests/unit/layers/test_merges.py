@@ -13,7 +13,7 @@ from torpor.layers import merges as module
 from torpor.layers.manifest import LayerRef
 from torpor.layers.merges import Merged
 from torpor.layers.ram_merge import merge
-from torpor.layers.store import LayerStore
+from torpor.layers.store import LayerStore, Needed
 
 
 def _merge(shelf: Shelf, run: list[LayerRef]) -> LayerRef:
@@ -38,7 +38,7 @@ def test_it_takes_the_place_of_what_it_stands_for(shelf: Shelf) -> None:
         assert store.get(long.info.id) == long, "the manifest itself never changes"
         assert store.verify(long.info.id) == []
         assert store.image(long).read_bytes() == memory({0: 1}, {1: 2}, {2: 3}, {3: 4})
-        store.images.evict(1 << 40, (), ())
+        store.images.evict(1 << 40, lambda: ((), ()))
 
 
 def test_merged_layers_are_merged_again_and_stand_for_first_layers(shelf: Shelf) -> None:
@@ -54,7 +54,7 @@ def test_merged_layers_are_merged_again_and_stand_for_first_layers(shelf: Shelf)
         assert store.shortened(old).ram == (two, refs[5])
         assert store.shortened(newer).ram == (two, refs[5], newer.ram[-1])
         assert store.verify(newer.info.id) == []
-    shelf.store.collect([])
+    shelf.store.collect(lambda: Needed([]))
     kept = {ref.id for ref in (two, refs[5], newer.ram[-1])}
     assert {name.partition(".")[0] for name in shelf.files() if name.endswith(".ram")} == kept
     assert f"{one.id}.merged" in shelf.files(), (
@@ -64,10 +64,10 @@ def test_merged_layers_are_merged_again_and_stand_for_first_layers(shelf: Shelf)
     assert store.shortened(newer).ram == (two, refs[5], newer.ram[-1])
     assert store.image(newer).read_bytes() == memory(*({n: n + 1} for n in range(6)), {7: 9})
     store.remove(newer.info.id)
-    store.collect([])
+    store.collect(lambda: Needed([]))
     assert f"{one.id}.merged" not in shelf.files()
     store.remove(old.info.id)
-    store.collect([])
+    store.collect(lambda: Needed([]))
     assert shelf.files() == set()
 
 
@@ -75,7 +75,7 @@ def test_layers_that_somebody_still_needs_stay(shelf: Shelf) -> None:
     a, b, c = (shelf.ram({n: n + 1}) for n in range(3))
     prefix, whole = shelf.snapshot([], [a]), shelf.snapshot([], [a, b, c])
     _merge(shelf, [a, b, c])
-    shelf.store.collect([b.id])  # a machine runs on it
+    shelf.store.collect(lambda: Needed([b.id]))  # a machine runs on it
     ids = {name.partition(".")[0] for name in shelf.files()}
     assert {a.id, b.id} <= ids
     assert c.id not in ids
@@ -91,7 +91,7 @@ def test_an_image_is_made_over_the_nearest_that_can_be(shelf: Shelf) -> None:
     merged = _merge(shelf, refs)
     assert len(shelf.store._recipe(above).layers) == 1
     want = memory(*({n: n + 1} for n in range(4)))
-    shelf.store.collect([])  # layers 1 to 3 are gone: only the merged one has them
+    shelf.store.collect(lambda: Needed([]))  # layers 1 to 3 are gone: only the merged one has them
     assert shelf.store.shortened(above).ram == (merged,)
     assert shelf.store._recipe(above).base is None
     assert shelf.store.image(above).read_bytes() == want
@@ -109,7 +109,7 @@ def test_a_damaged_note_is_none(shelf: Shelf, name: str) -> None:
     (problem,) = store.load()
     assert isinstance(problem, DataDamaged)
     assert store.shortened(manifest) == manifest
-    store.collect([])
+    store.collect(lambda: Needed([]))
     assert store.verify(manifest.info.id) == []
     assert not path.exists()
 
@@ -146,5 +146,5 @@ def test_a_note_that_cannot_be_written_says_so(
     with pytest.raises(InsufficientResources):
         _merge(shelf, [a, b])
     assert shelf.store.shortened(manifest) == manifest
-    shelf.store.collect([])
+    shelf.store.collect(lambda: Needed([]))
     assert len(shelf.files()) == 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.unit.layers.shelf import Shelf
 from torpor.layers.pins import Pins
+from torpor.layers.store import Needed
 
 
 def test_held_as_often_as_it_was_taken() -> None:
@@ -21,13 +22,13 @@ def test_what_is_held_after_the_collection_began_stays(shelf: Shelf) -> None:
     ref = shelf.disk()
     needed = shelf.store.pins.now  # asked before
     with shelf.store.pins.held(ref.id):
-        shelf.store.collect(needed)
+        shelf.store.collect(lambda: Needed(needed))
         assert shelf.store.disk_path(ref.id).exists()
-    shelf.store.collect(needed)
+    shelf.store.collect(lambda: Needed(needed))
     assert shelf.files() == set()
 
 
 def test_what_a_crash_left_half_removed_is_removed(shelf: Shelf) -> None:
     (shelf.home.layers / ".lyr_x.qcow2").touch()
-    shelf.store.collect([])
+    shelf.again()
     assert shelf.files() == set()

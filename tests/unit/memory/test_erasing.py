@@ -94,6 +94,18 @@ def test_a_session_is_erased(mem: Space, path: Path) -> None:
     assert b"pomegranate" not in bytes_of(path)
 
 
+@pytest.mark.parametrize("name", ["Zoë", "Ann-Marie", "Jo Ann", "O'Neil", "x_y"])
+def test_names_of_all_kinds_are_found(mem: Space, path: Path, name: str) -> None:
+    mem.record(f"Then {name.upper()} called about the pomegranate.")
+    mem.record(f"{name}'s pomegranate order")
+    mem.record("Joanna and Zoology and xzy stay")
+    mem.remember("order", "by", name)
+    mem.erase(subject=name)
+    assert [e.content for e in mem.episodes()] == ["Joanna and Zoology and xzy stay"]
+    assert mem.facts() == []
+    assert b"pomegranate" not in bytes_of(path)
+
+
 def test_a_single_fact_is_erased_with_its_own_words(mem: Space, path: Path) -> None:
     fact = mem.remember("user", "password hint", "pomegranate season")
     mem.erase(fact=fact.id)

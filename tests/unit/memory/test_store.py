@@ -10,7 +10,7 @@ import pytest
 from torpor.errors import TorporError
 from torpor.memory.rows import DerivationRow, RecallItemRow, Txn, VectorRow
 from torpor.memory.sqlite import SqliteStore
-from torpor.memory.store import Range, Scope, Store
+from torpor.memory.store import Contains, Range, Scope, Store
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -84,6 +84,22 @@ def test_conditions_are_equality_none_lists_and_ranges(store: Store) -> None:
     assert store.select(DerivationRow, {"id": ["id7"], "child": "child1"}) == [derivation(7, 7)]
     assert store.select(DerivationRow, {"id": ["id7"], "child": "child2"}) == []
     assert len(store.select(DerivationRow, {}, limit=3)) == 3
+
+
+def test_text_is_found_in_the_middle_whatever_its_case(store: Store) -> None:
+    with store.transaction():
+        for n, text in enumerate(("has Alice in it", "ALICE", "malice", "none", "50%_~ off")):
+            store.insert(derivation(n)._replace(child=text))
+
+    def found(text: str) -> list[str]:
+        return [r.child for r in store.select(DerivationRow, {"child": Contains(text)})]
+
+    assert found("alice") == ["has Alice in it", "ALICE", "malice"]
+    assert found("%_~") == ["50%_~ off"]
+    assert found("_o") == []
+    assert [
+        r.child for r in store.select(DerivationRow, {"id": Range("id3", "id3\U0010ffff")})
+    ] == ["none"]
 
 
 def test_stream_gives_all_rows_across_batches(store: Store) -> None:
@@ -176,6 +192,15 @@ def test_scrubbed_content_is_in_no_file(store: Store) -> None:
         store.unindex("a", secret)
     store.scrub()
     assert store.scan([secret.encode(), b"xylophon", b"quartz"]).hits == 0
+
+
+def test_a_store_grows(store: Store) -> None:
+    before = store.size_bytes()
+    with store.transaction():
+        for n in range(3000):
+            store.insert(derivation(n)._replace(child="x" * 200))
+    store.scrub()
+    assert store.size_bytes() > before > 0
 
 
 def test_a_rebuilt_store_has_the_same_rows(store: Store) -> None:

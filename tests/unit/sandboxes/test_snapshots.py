@@ -51,13 +51,13 @@ def test_a_snapshot_holds_the_machine_and_the_machine_goes_on(play: Play) -> Non
         assert (await world.engine.get(info.id)).state is S.RUNNING
         assert await world.vmm(info.id).status() == "running"
         agent = world.connect.agents[-1]
-        assert agent.calls[-2:] == ["freeze", "thaw"]
+        assert agent.calls[-3:] == ["freeze", "thaw", "set_clock"]
         assert not agent.frozen
         assert await world.engine.get_snapshot(snap.id) == snap
         assert [s.id for s in await world.engine.snapshots(info.id)] == [snap.id]
         second = await world.engine.snapshot(info.id, consistency="crash")
         assert second.parent == snap.id
-        assert agent.calls[-1] == "sync"
+        assert agent.calls[-2:] == ["sync", "set_clock"]
         manifest = world.engine._parts.layers.get(second.id)
         assert len(manifest.ram) == 3, "template, first, second"
         assert len(manifest.disk) == 3
@@ -108,7 +108,7 @@ def test_a_capture_that_fails_leaves_the_source_as_it_was(play: Play, step: str,
             async def refuse(**_: Any) -> None:
                 raise GuestFailed("cannot freeze")
 
-            agent.freeze = refuse  # type: ignore[method-assign, assignment]
+            agent.freeze = refuse  # type: ignore[method-assign]
         else:
             world.driver.fail_once[step] = VmmFailed("no such luck")
         with pytest.raises(TorporError):
@@ -371,6 +371,8 @@ def test_a_damaged_or_missing_layer_is_reported_with_what_needs_it(play: Play) -
         assert "missing" in damage.problem
         with pytest.raises(DataDamaged, match="is missing"):
             await world.engine.restore(snap.id, RestoreSpec())
+        cold = await world.engine.restore(snap.id, RestoreSpec(allow_cold=True))
+        assert cold.boot_mode == "cold", "and it is said"
         assert (await world.engine.get(info.id)).state is S.RUNNING
 
     play(scene)
@@ -463,5 +465,70 @@ def test_a_machine_that_stopped_on_a_full_disk_goes_on_when_there_is_room(
         await world.engine.pause(info.id)
         await task.go_on()
         assert await world.vmm(info.id).status() == "paused", "by hand: it stays so"
+
+    play(scene)
+
+
+def test_the_snapshot_of_a_template_that_is_gone_goes_too(play: Play) -> None:
+    async def scene(world: World) -> None:
+        await world.warm()
+        (own,) = await world.engine.snapshots()
+        assert own.reason == "template"
+        await world.restart()
+        assert await world.engine.snapshots() == (own,)
+        world.templates.gone.add(own.template_digest)
+        await world.restart()
+        assert await world.engine.snapshots() == ()
+        assert _layers(world) == set()
+
+    play(scene)
+
+
+def test_what_nobody_asked_for_goes_by_itself(play: Play) -> None:
+    async def scene(world: World) -> None:
+        info = await world.create()
+        (fork,) = await world.engine.fork(info.id, RestoreSpec())
+        assert isinstance(fork, SandboxInfo)
+        first = await world.engine.hibernate(info.id)
+        await world.engine.wake(info.id)
+        kept = await world.engine.snapshot(info.id, label="mine")
+        world.clock.time += timedelta(seconds=1)
+        second = await world.engine.hibernate(info.id)
+        everything = {s.id for s in await world.engine.snapshots()}
+        await world.engine.keep_house()
+        assert {s.id for s in await world.engine.snapshots()} == everything, "they are young"
+        world.clock.time += timedelta(minutes=11)
+        await world.engine.keep_house()
+        left = {s.id for s in await world.engine.snapshots()}
+        assert everything - left == {first.id}, (
+            "the fork lives, and the sandbox sleeps at the second"
+        )
+        await world.engine.delete(fork.id)
+        await world.engine.wake(info.id)
+        await world.engine.keep_house()
+        left = {s.id for s in await world.engine.snapshots()}
+        assert left >= {kept.id, second.id}
+        assert not any(
+            s.reason == "fork" for s in await world.engine.snapshots() if s.parent != first.id
+        )
+        assert (await world.engine.get(info.id)).state is S.RUNNING
+
+    play(scene)
+
+
+def test_a_wake_needs_memory_as_a_create_does(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(world: World) -> None:
+        await world.warm()
+        sleepers = [await world.create() for _ in range(2)]
+        for info in sleepers:
+            await world.engine.hibernate(info.id)
+        monkeypatch.setattr(admission, "_memory_mib", lambda _: (1400, 1300))  # room for one
+        woken = await asyncio.gather(
+            *(world.engine.wake(info.id) for info in sleepers), return_exceptions=True
+        )
+        assert sum(isinstance(w, SandboxInfo) for w in woken) == 1
+        assert sum(isinstance(w, InsufficientResources) for w in woken) == 1
+        states = sorted([(await world.engine.get(info.id)).state for info in sleepers])
+        assert states == [S.HIBERNATED, S.RUNNING]
 
     play(scene)

@@ -37,6 +37,7 @@ class FakeTemplates:
             recipe_digest="0" * 64,
         )
         self.deleted: list[str] = []
+        self.gone: set[str] = set()
 
     async def clean(self) -> None:
         pass
@@ -53,6 +54,8 @@ class FakeTemplates:
         return self._template
 
     def by_digest(self, digest: str) -> Template:
+        if digest in self.gone:
+            raise NotFound(f"there is no template with digest {digest}")
         return self._template
 
     def delete(self, name: str, *, needed: Collection[str]) -> None:

@@ -29,6 +29,7 @@ PAIRS = [
 ]
 DUALS = {
     "delete",
+    "explore",
     "hibernate",
     "hold",
     "kill",
@@ -43,7 +44,7 @@ DUALS = {
     "snapshots",
     "wake",
 }
-SNAPSHOT_DUALS = {"delete", "restore", "verify"}
+SNAPSHOT_DUALS = {"delete", "diff", "restore", "verify"}
 
 
 def members(cls: type) -> dict[str, object]:

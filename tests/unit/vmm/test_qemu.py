@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from torpor.errors import HostNotReady, InvalidRequest
 from torpor.vmm.base import Disk, MachineSpec
 from torpor.vmm.qemu import command, host
+from torpor.vmm.qemu.confine import check_passable
 
 
 def _argv(network: str = "user", layers: tuple[Path, ...] = (Path("/t/disk.raw"),)) -> list[str]:
@@ -36,10 +38,13 @@ def test_every_layer_is_read_only_and_has_an_explicit_backing() -> None:
     argv = _argv(layers=(Path("/t/disk.raw"), Path("/l/1.qcow2")))
     nodes = [json.loads(text) for text in _options(argv, "-blockdev")]
     assert [(n["driver"], n["node-name"], n["read-only"], n.get("backing")) for n in nodes] == [
-        ("raw", "layer0", True, None),
-        ("qcow2", "layer1", True, "layer0"),
-        ("qcow2", "top", False, "layer1"),
+        ("raw", "template0", True, None),
+        ("qcow2", "1", True, "template0"),
+        ("qcow2", "disk", False, "1"),
     ]
+    assert all(n["file"]["auto-read-only"] for n in nodes), (
+        "what becomes a layer is opened anew for reading"
+    )
     assert [n["file"]["read-only"] for n in nodes] == [True, True, False]
 
 
@@ -113,3 +118,14 @@ def test_a_qemu_that_is_missing_or_old_is_named_with_the_fix(
     support = asyncio.run(host.probe())
     assert not support.usable
     assert "7.2.11" in support.reason
+
+
+def test_a_home_that_machines_cannot_reach_is_named_with_the_fix() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        closed, inner = Path(name), Path(name) / "sandboxes"
+        inner.mkdir(0o711)
+        with pytest.raises(HostNotReady, match="cannot pass through") as caught:
+            check_passable(inner)
+        assert f"chmod o+x {closed}" in str(caught.value.hint)
+        closed.chmod(0o711)
+        check_passable(inner)

@@ -76,7 +76,7 @@ def build(binary: Path, accel: Accel, name: str, spec: MachineSpec, wiring: Wiri
         f"virtserialport,chardev=agent,name={AGENT_PORT}",
         *_blockdevs(spec.disk),
         "-device",
-        f"virtio-blk-pci,drive=top,id={DISK_ID}",
+        f"virtio-blk-pci,drive={node_name(spec.disk.active)},id={DISK_ID}",
         "-device",
         "virtio-rng-pci",
         *_network(spec.network),
@@ -98,9 +98,14 @@ def build(binary: Path, accel: Accel, name: str, spec: MachineSpec, wiring: Wiri
     ]
 
 
-def overlay_node(name: str, path: Path) -> dict[str, object]:
+def node_name(path: Path) -> str:
+    """Return the name of the block node for a layer's file: the layer's id, which QEMU tells back."""
+    return path.stem
+
+
+def overlay_node(path: Path) -> dict[str, object]:
     """Return the QMP arguments that add an empty overlay whose backing a snapshot will set."""
-    return _node(name, path, writable=True) | {"backing": None}
+    return _node(node_name(path), path, writable=True) | {"backing": None}
 
 
 def _blockdevs(disk: Disk) -> list[str]:
@@ -110,7 +115,7 @@ def _blockdevs(disk: Disk) -> list[str]:
     files: Sequence[Path] = (*disk.layers, disk.active)
     for number, path in enumerate(files):
         top = number == len(files) - 1
-        name = "top" if top else f"layer{number}"
+        name = node_name(path) if top or path.suffix == ".qcow2" else f"template{number}"
         node = _node(name, path, writable=top)
         if path.suffix == ".qcow2":
             node["backing"] = below
@@ -130,6 +135,8 @@ def _node(name: str, path: Path, *, writable: bool) -> dict[str, object]:
             "driver": "file",
             "filename": str(path),
             "read-only": not writable,
+            # an overlay that became a layer is opened anew, for reading only: then it may be sealed
+            "auto-read-only": True,
             "discard": "unmap",
         },
     }

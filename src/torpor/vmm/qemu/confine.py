@@ -6,6 +6,7 @@ and templates are readable for a group that every VMM has (`layers.seal`); they 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 from dataclasses import dataclass
@@ -36,7 +37,11 @@ def choose_user(machines: Path) -> User | None:
     """
     if os.geteuid() != 0:
         return None
-    taken = {entry.stat().st_uid for entry in machines.glob("*/vm")}
+    check_passable(machines)
+    taken = set()
+    for entry in machines.glob("*/vm"):
+        with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+            taken.add(entry.stat().st_uid)
     for _ in range(1000):
         uid = _FIRST_UID + secrets.randbelow(_COUNT)
         if uid not in taken:
@@ -47,8 +52,21 @@ def choose_user(machines: Path) -> User | None:
     )
 
 
-def _kvm_group() -> tuple[int, ...]:
+def check_passable(folder: Path) -> None:
+    """Raise `HostNotReady` when another user cannot come through to `folder`. Matters only as root."""
+    for place in (folder, *folder.parents):
+        if not place.stat().st_mode & 0o001:
+            raise HostNotReady(
+                f"the users that machines run as cannot pass through {place}",
+                hint=f"run: chmod o+x {place}  or let TORPOR_HOME name another place, such as /var/lib/torpor",
+                folder=place,
+            )
+
+
+def _kvm_group(device: Path = Path("/dev/kvm")) -> tuple[int, ...]:
+    """Return the group that may use KVM; never root's, which would open far more than that to a VMM."""
     try:
-        return (Path("/dev/kvm").stat().st_gid,)
+        group = device.stat().st_gid
     except OSError:
         return ()
+    return (group,) if group != 0 else ()

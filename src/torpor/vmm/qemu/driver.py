@@ -1,17 +1,20 @@
 """The QEMU driver: start a machine, find it again after our own death, clear away what is left of it.
 
-A machine's folder holds `vmm.json` (who the process is; ours alone) and `vmm.log` (what QEMU printed),
-and `vm/`, which belongs to the user that QEMU runs as: RAM, console and sockets.
+A machine's folder holds `vmm.json` (who the process is), `vmm.log` (what QEMU printed) and the sockets, all
+ours alone, and `vm/`, which belongs to the user that QEMU runs as: RAM and console. What lies in there may be
+anything, also a link to another machine's socket.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from torpor.base import proc
 from torpor.base.aio import finish
@@ -22,6 +25,7 @@ from torpor.layers.space import full_disk_told
 from torpor.vmm.base import HostSupport, MachineSpec, SavedMachine
 from torpor.vmm.qemu import command, confine, host, merge
 from torpor.vmm.qemu.machine import QemuMachine, agent_socket, give_to_vmm, qmp_socket
+from torpor.vmm.qemu.overlay import Overlays
 
 _SAYS_FULL = "No space left"
 
@@ -39,6 +43,7 @@ class QemuDriver:
 
     def __init__(self) -> None:
         self._host: host.QemuHost | None = None
+        self._empty = Overlays()
 
     async def probe(self) -> HostSupport:
         """Say whether and how QEMU works here; never raises."""
@@ -46,19 +51,7 @@ class QemuDriver:
 
     async def create_overlay(self, path: Path, size_bytes: int) -> None:
         """Make an empty qcow2 at `path`, without a backing file's name in it."""
-        found = await self._found()
-        try:
-            await proc.run(
-                [str(found.qemu_img), "create", "-q", "-f", "qcow2", str(path), str(size_bytes)],
-                timeout_s=30,
-            )
-        except proc.HostCommandFailed as exc:
-            await asyncio.to_thread(path.unlink, missing_ok=True)
-            if _SAYS_FULL in str(exc.facts.get("stderr")):
-                raise InsufficientResources(
-                    f"no disk space for {path}", hint="free disk space", path=path
-                ) from exc
-            raise
+        await self._empty.create((await self._found()).qemu_img, path, size_bytes)
 
     async def merge_disk(self, below: Sequence[Path], layers: Sequence[Path], out: Path) -> None:
         """Write to `out` one layer that over `below` is the same disk as `layers`."""
@@ -92,8 +85,7 @@ class QemuDriver:
             wiring = command.Wiring(
                 qmp.fileno(), agent.fileno(), "console.log", str(ram), restored=saved is not None
             )
-            process = await asyncio.to_thread(
-                proc.start_detached,
+            process = await _started(
                 command.build(found.binary, found.accel, folder.name, spec, wiring),
                 log=log,
                 cwd=folder / "vm",
@@ -108,9 +100,9 @@ class QemuDriver:
                 "pid": process.pid,
                 "started_ticks": process.started_ticks,
                 "ram": str(ram),
+                "ram_bytes": spec.ram_mib << 20,
             }
-            await asyncio.to_thread(write_json, folder / "vmm.json", record)
-            machine = await QemuMachine.attach(process, folder, ram, timeout_s=_GREETING_S)
+            machine = await _recorded_and_attached(process, folder, ram, spec.ram_mib << 20, record)
             if saved:
                 await machine.load(saved.device_state)
         except BaseException as exc:
@@ -135,8 +127,8 @@ class QemuDriver:
         found = await asyncio.to_thread(_recorded, folder)
         if found is None or not found[0].alive():
             return None
-        identity, ram = found
-        return await QemuMachine.attach(identity, folder, ram, timeout_s=10.0)
+        identity, ram, ram_bytes = found
+        return await QemuMachine.attach(identity, folder, ram, ram_bytes, timeout_s=10.0)
 
     async def sweep(self, folder: Path) -> None:
         """End every QEMU that belongs to `folder`, recorded in it or found by its name."""
@@ -185,6 +177,23 @@ def _prepare(folder: Path, spec: MachineSpec) -> confine.User | None:
     return user
 
 
+async def _started(argv: list[str], **how: Any) -> ProcessId:
+    """Start QEMU; when the caller is cancelled while it starts, it does not run afterwards."""
+    start = functools.partial(proc.start_detached, argv, **how)
+    starting = asyncio.get_running_loop().run_in_executor(None, start)
+    try:
+        return await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        await finish(_ended(starting), within_s=30.0)
+        raise
+
+
+async def _ended(starting: asyncio.Future[ProcessId]) -> None:
+    await asyncio.wait({starting})
+    if starting.exception() is None:
+        await starting.result().kill(within_s=15.0)
+
+
 @contextlib.contextmanager
 def _listening(path: Path) -> Iterator[socket.socket]:
     """Listen at `path` and yield the socket for QEMU to inherit, so that we can connect at once."""
@@ -197,12 +206,30 @@ def _listening(path: Path) -> Iterator[socket.socket]:
         yield listener
 
 
-def _recorded(folder: Path) -> tuple[ProcessId, Path] | None:
-    """Return the process that was started in `folder` and the file that its memory maps."""
+async def _recorded_and_attached(
+    process: ProcessId, folder: Path, ram: Path, ram_bytes: int, record: dict[str, object]
+) -> QemuMachine:
+    """Write who the process is, durably, while it starts; then it is ours to find again."""
+    attached, written = await asyncio.gather(
+        QemuMachine.attach(process, folder, ram, ram_bytes, timeout_s=_GREETING_S),
+        asyncio.to_thread(write_json, folder / "vmm.json", record),
+        return_exceptions=True,
+    )
+    if isinstance(attached, BaseException):
+        raise attached
+    if isinstance(written, BaseException):
+        await attached.aclose()
+        raise written
+    return attached
+
+
+def _recorded(folder: Path) -> tuple[ProcessId, Path, int] | None:
+    """Return the process that was started in `folder`, the file that its memory maps, and its size."""
     try:
         record = read_json(folder / "vmm.json", limit_bytes=65536)
         assert isinstance(record, dict)
-        return ProcessId(int(record["pid"]), int(record["started_ticks"])), Path(record["ram"])
+        process = ProcessId(int(record["pid"]), int(record["started_ticks"]))
+        return process, Path(record["ram"]), int(record["ram_bytes"])
     except NotFound:
         return None
     except (AssertionError, KeyError, TypeError, ValueError) as exc:

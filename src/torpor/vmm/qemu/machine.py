@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
-import secrets
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 from qemu.qmp import QMPClient, QMPError, Runstate
 
 from torpor.base.aio import finish
-from torpor.base.fsio import free_bytes, socket_name
+from torpor.base.fsio import free_bytes, open_plain, socket_name
 from torpor.base.proc import ProcessId
 from torpor.base.units import MIB
 from torpor.errors import InsufficientResources, VmmFailed
@@ -23,30 +23,36 @@ from torpor.vmm.base import VmmStatus
 from torpor.vmm.qemu import command, physical
 from torpor.vmm.qemu.memory import capture, changed_pages
 
-_DEVICES_MOST = 4 * MIB
+_DEVICES_ROOM = 4 * MIB
 """The devices of a machine take 0.2 MB; with less than this free, a failure to save them is a full disk."""
+
+_DEVICES_MOST = 256 << 20
+"""State of CPUs and devices: 0.2 MB was seen."""
 
 
 class QemuMachine:
     """A running QEMU. Closing this object ends nothing; the machine goes on without us."""
 
-    def __init__(self, process: ProcessId, folder: Path, ram: Path, qmp: QMPClient) -> None:
+    def __init__(
+        self, process: ProcessId, folder: Path, ram: Path, ram_bytes: int, qmp: QMPClient
+    ) -> None:
         self._process = process
         self._folder = folder
         self._ram = ram
+        self._ram_bytes = ram_bytes
         self._qmp = qmp
         self._turn = asyncio.Lock()
 
     @classmethod
     async def attach(
-        cls, process: ProcessId, folder: Path, ram: Path, *, timeout_s: float
+        cls, process: ProcessId, folder: Path, ram: Path, ram_bytes: int, *, timeout_s: float
     ) -> QemuMachine:
-        """Connect to the control socket in `folder` of a QEMU whose memory maps the file `ram`.
+        """Connect to the control socket in `folder` of a QEMU whose memory of `ram_bytes` maps the file `ram`.
 
         Raises:
             VmmFailed: it does not answer within `timeout_s` seconds, or the process has ended.
         """
-        return cls(process, folder, ram, await _connect(folder, timeout_s))
+        return cls(process, folder, ram, ram_bytes, await _connect(folder, timeout_s))
 
     @property
     def process(self) -> ProcessId:
@@ -80,22 +86,24 @@ class QemuMachine:
 
     async def save_devices(self) -> Path:
         """Write the devices' state of a paused machine to a file in its folder and return it."""
-        path = self._folder / "vm" / "devices"
-        await asyncio.to_thread(path.unlink, missing_ok=True)
+        written, path = self._folder / "vm" / "devices", self._folder / "devices"
         try:
+            await asyncio.to_thread(written.unlink, missing_ok=True)
             await self._execute(
-                "xen-save-devices-state", timeout_s=30.0, filename=str(path), live=False
+                "xen-save-devices-state", timeout_s=30.0, filename=str(written), live=False
             )
-            if not await asyncio.to_thread(_size, path):
-                raise VmmFailed(f"QEMU (process {self._process.pid}) saved no devices")  # noqa: TRY301
-        except VmmFailed as exc:
-            await asyncio.to_thread(path.unlink, missing_ok=True)
+            await asyncio.to_thread(take_over, written, path, limit_bytes=_DEVICES_MOST)
+        except (VmmFailed, OSError) as exc:
+            await asyncio.to_thread(written.unlink, missing_ok=True)
             # QEMU says only that it could not write
-            if await asyncio.to_thread(free_bytes, path.parent) < _DEVICES_MOST:
+            is_full = isinstance(exc, OSError) and exc.errno == errno.ENOSPC
+            if is_full or await asyncio.to_thread(free_bytes, path.parent) < _DEVICES_ROOM:
                 raise InsufficientResources(
                     f"no disk space for {path}", hint="free disk space", path=path
                 ) from exc
-            raise
+            if isinstance(exc, VmmFailed):
+                raise
+            raise VmmFailed(f"QEMU's {written} cannot be used: {exc}") from exc
         return path
 
     async def changed_bytes(self) -> int:
@@ -103,9 +111,10 @@ class QemuMachine:
 
         def count() -> int:
             try:
-                return len(changed_pages(self._process.pid, self._ram)) * PAGE
+                pages = changed_pages(self._process.pid, self._ram, self._ram_bytes)
+                return len(pages) * PAGE
             except (OSError, VmmFailed):
-                return self._ram.stat().st_size
+                return self._ram_bytes
 
         return await asyncio.to_thread(count)
 
@@ -118,23 +127,24 @@ class QemuMachine:
                 return await self._save_ram_through_qemu(path, previous)
 
     def _save_ram(self, path: Path, previous: Sequence[Path]) -> RamLayer:
-        with RamLayerWriter(path, self._ram.stat().st_size, previous) as writer:
-            capture(self._process.pid, self._ram, writer)
+        with RamLayerWriter(path, self._ram_bytes, previous) as writer:
+            capture(self._process.pid, self._ram, self._ram_bytes, writer)
             return writer.finish(sync=False)
 
     async def _save_ram_through_qemu(self, path: Path, previous: Sequence[Path]) -> RamLayer:
         """Do what `_save_ram` does where the host does not let us read QEMU's memory; slower."""
         try:
-            changed = await asyncio.to_thread(changed_pages, self._process.pid, self._ram)
+            changed = await asyncio.to_thread(
+                changed_pages, self._process.pid, self._ram, self._ram_bytes
+            )
         except PermissionError as exc:
             raise VmmFailed(
                 f"the memory of QEMU (process {self._process.pid}) cannot be read: {exc}",
                 hint="the daemon must be root or the user that QEMU runs as",
                 pid=self._process.pid,
             ) from exc
-        size = (await asyncio.to_thread(self._ram.stat)).st_size
+        size, work = self._ram_bytes, self._folder / "vm" / "memory"
         with await asyncio.to_thread(RamLayerWriter, path, size, previous) as writer:
-            work = self._folder / "vm" / "memory"
             await physical.capture(self._save_physical, work, changed, size, writer)
             return await asyncio.to_thread(writer.finish, sync=False)
 
@@ -144,9 +154,9 @@ class QemuMachine:
     async def switch_disk(self, overlay: Path) -> None:
         """Send all further writes to `overlay`."""
         await asyncio.to_thread(give_to_vmm, self._folder, overlay)
-        node = f"active-{secrets.token_hex(6)}"
-        top = (await self._root_disk())["node-name"]
-        await self._execute("blockdev-add", timeout_s=10.0, **command.overlay_node(node, overlay))
+        top = await self.active_disk()
+        await self._execute("blockdev-add", timeout_s=10.0, **command.overlay_node(overlay))
+        node = command.node_name(overlay)
         try:
             await self._execute("blockdev-snapshot", timeout_s=30.0, node=top, overlay=node)
         except VmmFailed:
@@ -154,16 +164,15 @@ class QemuMachine:
                 await self._execute("blockdev-del", timeout_s=10.0, **{"node-name": node})
             raise
 
-    async def active_disk(self) -> Path:
-        """Return the overlay that takes the machine's writes."""
-        return Path(str((await self._root_disk())["file"]))
-
-    async def _root_disk(self) -> dict[str, Any]:
+    async def active_disk(self) -> str:
+        """Return the name of the overlay that takes the machine's writes."""
         devices = await self._execute("query-block", timeout_s=10.0)
         for device in devices if isinstance(devices, list) else []:
-            if command.DISK_ID in str(device.get("qdev", "")).split("/"):
-                inserted: dict[str, Any] = device["inserted"]
-                return inserted
+            match device:
+                case {"qdev": str(path), "inserted": {"node-name": str(name)}} if (
+                    command.DISK_ID in path.split("/")
+                ):
+                    return name
         raise VmmFailed(
             f"QEMU (process {self._process.pid}) has no root disk", pid=self._process.pid
         )
@@ -237,11 +246,7 @@ class QemuMachine:
 
 def agent_socket(folder: Path) -> Path:
     """Return the path of the guest channel's socket in a machine's folder."""
-    return folder / "vm" / "agent.sock"
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
+    return folder / "agent.sock"
 
 
 def give_to_vmm(folder: Path, path: Path) -> None:
@@ -252,13 +257,31 @@ def give_to_vmm(folder: Path, path: Path) -> None:
     path.chmod(0o600)
 
 
+def take_over(written: Path, path: Path, *, limit_bytes: int) -> None:
+    """Copy what the VMM wrote to `path`, ours alone, and remove the original. Blocks.
+
+    The VMM's user may have put anything there: a link to a file of ours, a pipe, a file that never ends; and it
+    may still have the original open.
+    """
+    with open_plain(written, os.O_RDONLY) as source:
+        data = source.read(limit_bytes + 1)
+    if len(data) > limit_bytes:
+        raise OSError(errno.EFBIG, f"it is over {limit_bytes} bytes", str(written))
+    path.unlink(missing_ok=True)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "wb") as target:
+        target.write(data)
+    written.unlink(missing_ok=True)
+
+
 def qmp_socket(folder: Path) -> Path:
     """Return the path of the control socket in a machine's folder."""
-    return folder / "vm" / "qmp.sock"
+    return folder / "qmp.sock"
 
 
 async def _connect(folder: Path, timeout_s: float) -> QMPClient:
     client = QMPClient(folder.name)
+    client.events.event_filter = lambda _: False  # it keeps, for ever, what nobody takes from it
     # The VMM is not trusted either: what it may send in one message is bounded by the reader's limit.
     try:
         async with asyncio.timeout(timeout_s):

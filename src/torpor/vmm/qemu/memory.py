@@ -31,8 +31,8 @@ class _Area:
     offset: int
 
 
-def capture(pid: int, ram: Path, writer: RamLayerWriter) -> None:
-    """Add all changed pages of process `pid`, which maps `ram`, to `writer`. Blocks.
+def capture(pid: int, ram: Path, ram_bytes: int, writer: RamLayerWriter) -> None:
+    """Add all changed pages of process `pid`, which maps `ram` as its `ram_bytes` of memory, to `writer`. Blocks.
 
     Call it only while the vCPUs are stopped.
 
@@ -44,7 +44,7 @@ def capture(pid: int, ram: Path, writer: RamLayerWriter) -> None:
         with open(f"/proc/{pid}/pagemap", "rb", buffering=0) as pagemap:  # noqa: PTH123 - unbuffered
             memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
             try:
-                for area in _areas(pid, ram):
+                for area in _areas(pid, ram, ram_bytes):
                     _copy(memory, area, _changed_pages(pagemap.fileno(), area), writer)
             finally:
                 os.close(memory)
@@ -57,7 +57,7 @@ def capture(pid: int, ram: Path, writer: RamLayerWriter) -> None:
         ) from exc
 
 
-def changed_pages(pid: int, ram: Path) -> NDArray[np.int64]:
+def changed_pages(pid: int, ram: Path, ram_bytes: int) -> NDArray[np.int64]:
     """Return the numbers of all pages of process `pid`, which maps `ram`, that changed. Blocks.
 
     Raises:
@@ -67,7 +67,7 @@ def changed_pages(pid: int, ram: Path) -> NDArray[np.int64]:
         return np.concatenate(
             [
                 _changed_pages(pagemap.fileno(), area) + area.offset // PAGE
-                for area in _areas(pid, ram)
+                for area in _areas(pid, ram, ram_bytes)
             ]
         )
 
@@ -90,8 +90,11 @@ def _copy(memory: int, area: _Area, pages: NDArray[np.int64], writer: RamLayerWr
         writer.add(batch + area.offset // PAGE, view[:at])
 
 
-def _areas(pid: int, ram: Path) -> list[_Area]:
-    """Return where the RAM file is mapped, in the file's order; told by device and inode, not by name."""
+def _areas(pid: int, ram: Path, ram_bytes: int) -> list[_Area]:
+    """Return where the RAM file is mapped, in the file's order; told by device and inode, not by name.
+
+    The VMM owns the file of a machine that was booted cold, and is not believed about its size.
+    """
     wanted = ram.stat()
     device = f"{os.major(wanted.st_dev):02x}:{os.minor(wanted.st_dev):02x}"
     areas = []
@@ -102,9 +105,9 @@ def _areas(pid: int, ram: Path) -> list[_Area]:
             areas.append(_Area(int(start, 16), int(end, 16), int(offset, 16)))
     areas.sort(key=lambda area: area.offset)
     mapped = sum(area.end - area.start for area in areas)
-    if mapped != wanted.st_size:
+    if mapped != ram_bytes or areas[-1].offset + areas[-1].end - areas[-1].start > ram_bytes:
         raise VmmFailed(
-            f"QEMU (process {pid}) maps {mapped} of {wanted.st_size} bytes of {ram}", pid=pid
+            f"QEMU (process {pid}) maps {mapped} of {ram_bytes} bytes of {ram}", pid=pid
         )
     return areas
 

@@ -8,6 +8,7 @@ changed, /proc/PID/pagemap still tells the same user.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -78,7 +79,9 @@ async def capture(
 
 
 def _add(work: Path, first: int, count: int, writer: RamLayerWriter) -> None:
-    data = work.read_bytes()
+    # QEMU owns the folder: what lies there may be a link, or anything else
+    with os.fdopen(os.open(work, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+        data = file.read(count * PAGE + 1)
     if len(data) != count * PAGE:
         raise VmmFailed(f"QEMU saved {len(data)} of {count * PAGE} bytes of memory")
     writer.add(np.arange(first, first + count), memoryview(data))

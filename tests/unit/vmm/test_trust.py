@@ -1,0 +1,110 @@
+"""A VMM that was taken over owns its folder `vm`: what it puts there leads nobody astray."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torpor.base import proc
+from torpor.base.proc import ProcessId
+from torpor.sandboxes import folder as files
+from torpor.vmm.qemu import driver
+from torpor.vmm.qemu.machine import agent_socket, qmp_socket, take_over
+
+
+def _plant(kind: str, path: Path, secret: Path) -> None:
+    if kind == "link":
+        path.symlink_to(secret)
+    elif kind == "hard link":
+        path.hardlink_to(secret)
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+        (path / "x").write_text("x")
+
+
+@pytest.mark.parametrize("kind", ["link", "hard link", "pipe", "folder", "nothing"])
+@pytest.mark.timeout(20)
+def test_only_a_plain_file_is_taken_over_or_read(tmp_path: Path, kind: str) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"secret" * files.CONSOLE_LIMIT_BYTES)
+    before = secret.stat()
+    inner = tmp_path / "vm"
+    inner.mkdir()
+    _plant(kind, inner / "devices", secret)
+    _plant(kind, inner / "console.log", secret)
+    with pytest.raises(OSError, match=r".+"):
+        take_over(inner / "devices", tmp_path / "devices", limit_bytes=1 << 20)
+    assert not (tmp_path / "devices").exists()
+    assert files.read_console(inner / "console.log", 0, 100) == (b"", 0)
+    assert files.console_tail(inner / "console.log") == ""
+    files.trim_console(inner / "console.log")
+    after = secret.stat()
+    assert (after.st_size, after.st_mode, after.st_gid) == (
+        before.st_size,
+        before.st_mode,
+        before.st_gid,
+    )
+
+
+def test_what_is_taken_over_is_ours_alone_and_bounded(tmp_path: Path) -> None:
+    written, path = tmp_path / "written", tmp_path / "devices"
+    written.write_bytes(b"state")
+    with written.open("r+b") as still_open:
+        take_over(written, path, limit_bytes=5)
+        still_open.write(b"other")
+    assert path.read_bytes() == b"state"
+    assert not written.exists()
+    written.write_bytes(b"longer")
+    with pytest.raises(OSError, match="over 5 bytes"):
+        take_over(written, path, limit_bytes=5)
+
+
+def test_sockets_lie_where_the_vmm_cannot_replace_them(tmp_path: Path) -> None:
+    assert tmp_path == agent_socket(tmp_path).parent == qmp_socket(tmp_path).parent
+
+
+@pytest.mark.parametrize("kind", ["link", "folder", "pipe", "nothing"])
+def test_a_machine_is_released_whatever_lies_there(tmp_path: Path, kind: str) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("secret")
+    (tmp_path / "vm").mkdir()
+    _plant(kind, tmp_path / "vm" / "ram", secret)
+    files.release_machine(tmp_path)
+    assert not (tmp_path / "vm" / "ram").exists()
+    assert secret.exists()
+
+
+def test_a_start_that_is_cancelled_leaves_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[ProcessId] = []
+    begun, go = threading.Event(), threading.Event()
+    real = proc.start_detached
+
+    def slow(argv: list[str], **how: Any) -> ProcessId:
+        begun.set()
+        assert go.wait(10)
+        started.append(real(argv, **how))
+        return started[-1]
+
+    monkeypatch.setattr(proc, "start_detached", slow)
+
+    async def main() -> None:
+        with (tmp_path / "log").open("wb") as log:
+            task = asyncio.create_task(driver._started(["sleep", "100"], log=log))
+            await asyncio.to_thread(begun.wait, 10)
+            task.cancel()
+            asyncio.get_running_loop().call_later(0.1, go.set)
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+    asyncio.run(main())
+    assert len(started) == 1
+    assert not started[0].alive()
