@@ -16,6 +16,7 @@ from torpor.base.ids import check_id
 from torpor.db.database import Database, translate
 from torpor.db.tables import sandbox
 from torpor.errors import InvalidRequest
+from torpor.layers.merges import Merges
 from torpor.model import (
     SandboxFilter,
     SandboxId,
@@ -53,6 +54,19 @@ class MachineLayers:
         """All layers that it needs."""
         one = {name for name in (self.active, self.next_active) if name}
         return frozenset({*self.disk, *self.ram, *one})
+
+    def shortened(self, merges: Merges) -> MachineLayers:
+        """Return the same with fewer RAM layers, where merged ones stand for some of them.
+
+        `session` is the end of `ram` and stays that; a merged layer that begins before it belongs to it whole.
+        """
+        ram = merges.shortest(self.ram)
+        missing = len(merges.first_layers(self.session))
+        start = len(ram)
+        while missing > 0:
+            start -= 1
+            missing -= len(merges.first_layers((ram[start],)))
+        return replace(self, ram=ram, session=ram[start:])
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,7 @@ async def collect(home: Home, *, driver: Driver | None = None) -> dict[str, obje
         ("disk", off_loop(lambda: check_disk(home))),
         ("reflink", off_loop(lambda: check_reflink(home))),
         ("memory", off_loop(check_memory)),
+        ("memory of machines", off_loop(check_machine_memory)),
         ("templates", off_loop(lambda: check_templates(home))),
     ]
     results = await asyncio.gather(*(_guarded(name, check) for name, check in plans))
@@ -252,6 +253,26 @@ def check_memory() -> Check:
         found,
         f"a sandbox takes {format_bytes(512 * MIB)} unless told otherwise",
         "end what is not needed, or create sandboxes with less ram_mib",
+    )
+
+
+def check_machine_memory(
+    scope: Path = Path("/proc/sys/kernel/yama/ptrace_scope"), *, is_root: bool | None = None
+) -> Check:
+    """Check whether a snapshot can read the machines' memory, or must let QEMU write it."""
+    name = "memory of machines"
+    level = int(scope.read_text()) if scope.exists() else 0
+    if (os.geteuid() == 0 if is_root is None else is_root) and level < 3:
+        return Check(name, "ok", "can be read as root")
+    if level == 0:
+        return Check(name, "ok", "can be read by the user that runs the machines")
+    when = "after a restart of the daemon, until a machine is woken" if level == 1 else "always"
+    return Check(
+        name,
+        "warn",
+        f"kernel.yama.ptrace_scope is {level}: QEMU has to write it out, {when}",
+        "snapshots stop the machine for longer; all works without",
+        "sudo sysctl kernel.yama.ptrace_scope=0, or run the daemon as root",
     )
 
 

@@ -41,6 +41,7 @@ from torpor.layers.manifest import (
     to_json,
 )
 from torpor.layers.merges import NOTE, Kind, Merged, Merges
+from torpor.layers.pins import Pins
 from torpor.layers.seal import seal
 from torpor.layers.space import full_disk_told
 from torpor.layers.verify import (
@@ -82,8 +83,9 @@ class Needed:
 class LayerStore:
     """All snapshots of one home. Methods block; they may be called from several threads."""
 
-    def __init__(self, home: Home) -> None:
+    def __init__(self, home: Home, pins: Pins | None = None) -> None:
         self._home = home
+        self.pins = Pins() if pins is None else pins
         self._lock = threading.RLock()
         self._catalog = Catalog()
         self._collected: object = None
@@ -324,13 +326,20 @@ class LayerStore:
             layer_id = path.name.partition(".")[0]
             if layer_id in used or (path.suffix == NOTE and layer_id in named):
                 continue
-            if path.suffix == NOTE:
-                self.merges.note_gone(layer_id)
-            else:
-                self.merges.file_gone(layer_id)
-            freed += allocated_bytes(path)
-            path.unlink(missing_ok=True)
-            reach("collect.removed")
+            if self.pins.if_free(layer_id, lambda path=path: self._hide(path)):  # type: ignore[misc]
+                freed += self._remove_hidden(path)
+        return freed
+
+    def _hide(self, path: Path) -> None:
+        """Take a file out of use: who looks for it from now on finds that it is not there."""
+        layer_id = path.name.partition(".")[0]
+        (self.merges.note_gone if path.suffix == NOTE else self.merges.file_gone)(layer_id)
+        path.rename(_hidden(path))
+
+    def _remove_hidden(self, path: Path) -> int:
+        freed = allocated_bytes(_hidden(path))
+        _hidden(path).unlink()
+        reach("collect.removed")
         return freed
 
     def uses(self, sandboxes: Collection[tuple[str, Collection[str]]]) -> list[LayerUse]:
@@ -411,6 +420,11 @@ class LayerStore:
         return tuple(
             m.info.id for m in self._catalog.all() if layer_id in self.shortened(m).layer_ids
         )
+
+
+def _hidden(path: Path) -> Path:
+    """Return the name of a file that is being removed; one that a crash left is collected by the next daemon."""
+    return path if path.name.startswith(".") else path.with_name(f".{path.name}")
 
 
 @contextlib.contextmanager

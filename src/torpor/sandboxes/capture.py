@@ -23,6 +23,7 @@ from torpor.errors import GuestFailed, InsufficientResources, InvalidRequest, Vm
 from torpor.guest.port import Guest
 from torpor.layers.manifest import LayerRef, Manifest
 from torpor.layers.space import full_disk_told
+from torpor.layers.store import LayerStore
 from torpor.layers.verify import digest
 from torpor.model import Consistency, SnapshotId, SnapshotInfo, SnapshotReason
 from torpor.sandboxes.machine import SandboxMachine
@@ -65,11 +66,13 @@ async def take(m: SandboxMachine, wish: Wish, *, paused_before: bool) -> Manifes
     store, vmm = m.parts.layers, m.running_vmm()
     await check_capture(m.parts, vmm, m.info.ram_mib)
     await _note_switch(m, vmm)  # an earlier one that a full disk kept from being written down
-    before = m.row.layers
     snapshot_id = SnapshotId(new_id("snap"))
     ram_id, next_active = new_id("lyr"), new_id("lyr")
     overlay, ram = store.disk_path(next_active), store.ram_path(ram_id)
-    with m.parts.pins.held(ram_id, next_active):
+    before, disk = m.row.layers.shortened(store.merges), store.merges.shortest(m.row.layers.disk)
+    with m.parts.pins.held(ram_id, next_active, *before.ram, *disk):
+        if not await asyncio.to_thread(_are_there, store, disk, before.ram):
+            before, disk = m.row.layers, m.row.layers.disk  # merged layers that nobody needed
         await m.parts.driver.create_overlay(overlay, m.info.disk_gib * GIB)
         await m.save(
             replace(m.row, layers=replace(before, next_active=next_active, taking=snapshot_id))
@@ -86,6 +89,7 @@ async def take(m: SandboxMachine, wish: Wish, *, paused_before: bool) -> Manifes
                     m,
                     wish,
                     snapshot_id,
+                    disk,
                     (*before.ram, ram_id),
                     devices,
                     pause_ms,
@@ -129,6 +133,7 @@ def _manifest(
     m: SandboxMachine,
     wish: Wish,
     snapshot_id: SnapshotId,
+    disk_below: tuple[str, ...],
     ram: tuple[str, ...],
     devices: Path,
     pause_ms: float,
@@ -136,8 +141,9 @@ def _manifest(
 ) -> Manifest:
     """Make what was captured durable and immutable, and return what says so. Blocks."""
     store, info, host = m.parts.layers, m.info, m.parts.host
-    new = {m.row.layers.disk[-1], ram[-1]}
-    disk_refs = tuple(store.ref(layer, store.disk_path(layer)) for layer in m.row.layers.disk)
+    disk = (*disk_below, m.row.layers.disk[-1])
+    new = {disk[-1], ram[-1]}
+    disk_refs = tuple(store.ref(layer, store.disk_path(layer)) for layer in disk)
     ram_refs = tuple(store.ref(layer, store.ram_path(layer)) for layer in ram)
     devices_ref = LayerRef("devices", devices.stat().st_size, digest(devices))
     own = sum(ref.size_bytes for ref in (*disk_refs, *ram_refs) if ref.id in new)
@@ -169,6 +175,11 @@ def _manifest(
         devices=devices_ref,
         epoch=m.row.epoch,
     )
+
+
+def _are_there(store: LayerStore, disk: tuple[str, ...], ram: tuple[str, ...]) -> bool:
+    paths = [*map(store.disk_path, disk), *map(store.ram_path, ram)]
+    return all(path.exists() for path in paths)
 
 
 def relabelled(m: SandboxMachine, manifest: Manifest, wish: Wish) -> SnapshotInfo:

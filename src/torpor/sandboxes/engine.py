@@ -620,6 +620,9 @@ class Engine:
             else:
                 folder = files.folder_of(self._parts.home, task.info.id)
                 await asyncio.to_thread(files.trim_console, self._parts.driver.console(folder))
+            if task.info.state is SandboxState.RUNNING and not task.is_busy:
+                with contextlib.suppress(TorporError):  # at the next turn again
+                    await task.go_on()
         now = self._parts.clock.now()
         snapshots = [m.info for m in self._parts.layers.snapshots()]
         for snapshot_id in superseded(snapshots, [t.info for t in self._tasks.values()], now):

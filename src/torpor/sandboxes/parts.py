@@ -57,12 +57,16 @@ class Parts:
     )
     """Enters when the host has memory for that sandbox's machine; its row must say so before leaving. Raises
     `InsufficientResources`. Set by the engine."""
-    pins: Pins = field(default_factory=Pins)
     quota: Quota = field(default_factory=Quota)
     going: set[SnapshotId] = field(default_factory=set)
     """Snapshots that are being deleted: nothing begins from them any more."""
     boot_timeout_s: float = 300.0
     """How long a cold boot may take until the agent answers; emulated hosts with busy cores are slow."""
+
+    @property
+    def pins(self) -> Pins:
+        """The layers that are being made or taken into use."""
+        return self.layers.pins
 
     def origin(self, snapshot_id: SnapshotId) -> Manifest:
         """Return the snapshot that something is to begin from; pin it before the next await. Raises `NotFound`."""

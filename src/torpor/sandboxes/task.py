@@ -35,6 +35,7 @@ from torpor.sandboxes import folder as files
 from torpor.sandboxes.lifecycle import WITH_MACHINE, check_move, require_running
 from torpor.sandboxes.machine import SandboxMachine
 from torpor.sandboxes.parts import Parts
+from torpor.sandboxes.room import check_start
 from torpor.templates import Template
 from torpor.vmm.base import Vmm
 
@@ -141,6 +142,15 @@ class SandboxTask:
             "set idle",
             lambda: self.machine.save(self.machine.row.with_info(idle_seconds=idle_seconds)),
         )
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether it does something now."""
+        return self._current is not None or not self._queue.empty()
+
+    async def go_on(self) -> None:
+        """Let the machine run on if it stopped by itself because the disk was full, once there is room."""
+        await self._ask("go on", self._go_on)
 
     async def delete(self) -> SandboxInfo:
         """End and remove the sandbox, whatever it does now; what it does is broken off."""
@@ -409,6 +419,12 @@ class SandboxTask:
             await finish(self._settle_state(vmm), within_s=15.0)
             raise
         await m.move(S.RUNNING)
+
+    async def _go_on(self) -> None:
+        vmm = self.machine.vmm
+        if self.info.state is S.RUNNING and vmm is not None and await vmm.status() == "paused":
+            await check_start(self._parts)
+            await vmm.resume()
 
     async def _set_ttl(self, ttl_seconds: int | None, on_timeout: OnTimeout | None) -> None:
         m = self.machine

@@ -138,3 +138,24 @@ def test_templates(tmp_path: Path) -> None:
     (home.templates / "own.json").write_text('{"format": 1, "digest": "' + "0" * 64 + '"}')
     damaged = checks.check_templates(home)
     assert "damaged: own" in damaged.found
+
+
+@pytest.mark.parametrize(
+    ("level", "is_root", "status", "words"),
+    [
+        (None, False, "ok", "can be read"),
+        ("0\n", False, "ok", "can be read"),
+        ("1\n", False, "warn", "after a restart"),
+        ("2\n", False, "warn", "always"),
+        ("2\n", True, "ok", "as root"),
+        ("3\n", True, "warn", "always"),
+    ],
+)
+def test_reading_machines_memory(
+    tmp_path: Path, level: str | None, is_root: bool, status: str, words: str
+) -> None:
+    scope = tmp_path / "ptrace_scope"
+    if level is not None:
+        scope.write_text(level)
+    found = checks.check_machine_memory(scope, is_root=is_root)
+    assert (found.status, words in found.found) == (status, True)

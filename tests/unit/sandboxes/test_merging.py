@@ -37,9 +37,8 @@ async def _merge_all(world: World) -> int:
 
 
 async def _is_whole(world: World) -> None:
-    async with asyncio.timeout(20):
-        while world.engine._parts.pins.now:  # the engine's own merger may be at it too
-            await asyncio.sleep(0.01)
+    while world.engine._parts.pins.now:  # the engine's own merger is at work
+        await asyncio.sleep(0.01)
     await world.engine.collect()
     for snap in await world.engine.snapshots():
         assert await world.engine.verify_snapshot(snap.id) == ()
@@ -167,5 +166,53 @@ def test_layers_stay_while_they_are_merged(play: Play) -> None:
         while world.engine._parts.pins.now:
             await asyncio.sleep(0.01)
         await _is_whole(world)
+
+    play(scene)
+
+
+@pytest.mark.parametrize("point", ["merge.made", "merge.durable", "merge.noted"])
+def test_a_daemon_that_dies_at_a_step(
+    play: Play, point: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Died(BaseException):
+        """Nothing cleans up after it."""
+
+    def dies(reached: str) -> None:
+        if reached == point:
+            raise Died
+
+    async def scene(world: World) -> None:
+        snaps = await _taken(world, 6)
+        before = {p.name for p in world.home.layers.iterdir()}
+        monkeypatch.setattr(merging, "reach", dies)
+        with pytest.raises(Died):
+            await Merger(world.engine._parts).merge_one()
+        assert {p.name for p in world.home.layers.iterdir()} > before
+        monkeypatch.undo()
+        await world.restart()
+        await _is_whole(world)
+        for snap in snaps:
+            made = await world.engine.restore(snap.id, RestoreSpec())
+            await world.engine.delete(made.id)
+
+    play(scene)
+
+
+def test_a_machine_that_is_never_restarted_has_short_chains_too(play: Play) -> None:
+    async def scene(world: World) -> None:
+        info = await world.create()
+        store = world.engine._parts.layers
+        for _ in range(25):
+            snap = await world.engine.snapshot(info.id)
+            await _merge_all(world)
+            assert len(store.get(snap.id).ram) <= plan.RAM_MOST + 1
+            assert len(store.get(snap.id).disk) <= plan.DISK_MOST + 2
+        row = world.engine._tasks[info.id].machine.row.layers
+        assert len(row.session) <= plan.RAM_MOST + 1
+        await _is_whole(world)
+        await world.engine.hibernate(info.id)
+        await world.engine.wake(info.id)
+        spec, _ = world.driver.restored[-1]
+        assert len(spec.disk.layers) <= plan.DISK_MOST + 2
 
     play(scene)

@@ -27,7 +27,7 @@ from torpor.errors import (
     WrongState,
 )
 from torpor.model import RestoreSpec, SandboxId, SandboxInfo, SandboxState, SnapshotId
-from torpor.sandboxes import admission
+from torpor.sandboxes import admission, room
 
 S = SandboxState
 
@@ -444,6 +444,27 @@ def test_the_next_daemon_knows_the_snapshots_and_the_sleepers(play: Play) -> Non
         again = await world.engine.snapshot(other.id)
         assert await world.engine.verify_snapshot(again.id) == ()
         assert SandboxId(other.id) in {s.sandbox_id for s in await world.engine.snapshots()}
+
+    play(scene)
+
+
+def test_a_machine_that_stopped_on_a_full_disk_goes_on_when_there_is_room(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(world: World) -> None:
+        info = await world.create()
+        task = world.engine._tasks[info.id]
+        await world.vmm(info.id).pause()  # as QEMU does when it cannot write
+        monkeypatch.setattr(room, "free_bytes", lambda _: 0)
+        with pytest.raises(InsufficientResources):
+            await task.go_on()
+        assert await world.vmm(info.id).status() == "paused"
+        monkeypatch.setattr(room, "free_bytes", lambda _: 1 << 50)
+        await task.go_on()
+        assert await world.vmm(info.id).status() == "running"
+        await world.engine.pause(info.id)
+        await task.go_on()
+        assert await world.vmm(info.id).status() == "paused", "by hand: it stays so"
 
     play(scene)
 

@@ -30,13 +30,12 @@ MIB = 1 << 20
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    with (
-        tempfile.TemporaryDirectory() as name
-    ):  # pytest's own folders are closed to the readers' user
-        Path(name).chmod(0o711)
+    """A folder that the readers' user may pass; each pytest that begins closes pytest's own to others."""
+    with tempfile.TemporaryDirectory() as name:
         layers = Path(name) / "layers"
-        layers.mkdir(mode=0o711)
-        layers.chmod(0o711)
+        layers.mkdir()
+        for path in (layers, layers.parent):
+            path.chmod(0o711)
         yield layers
 
 

@@ -20,8 +20,8 @@ from torpor.errors import InsufficientResources, VmmFailed
 from torpor.layers.ram import PAGE, RamLayer, RamLayerWriter
 from torpor.layers.space import full_disk_told
 from torpor.vmm.base import VmmStatus
-from torpor.vmm.qemu import command
-from torpor.vmm.qemu.memory import capture, count_changed
+from torpor.vmm.qemu import command, physical
+from torpor.vmm.qemu.memory import capture, changed_pages
 
 _DEVICES_ROOM = 4 * MIB
 """The devices of a machine take 0.2 MB; with less than this free, a failure to save them is a full disk."""
@@ -111,7 +111,8 @@ class QemuMachine:
 
         def count() -> int:
             try:
-                return count_changed(self._process.pid, self._ram, self._ram_bytes) * PAGE
+                pages = changed_pages(self._process.pid, self._ram, self._ram_bytes)
+                return len(pages) * PAGE
             except (OSError, VmmFailed):
                 return self._ram_bytes
 
@@ -120,12 +121,35 @@ class QemuMachine:
     async def save_ram(self, path: Path, previous: Sequence[Path] = ()) -> RamLayer:
         """Write the pages that changed since the machine's start, or since `previous`, to `path`."""
         with full_disk_told(f"the RAM layer {path}"):
-            return await asyncio.to_thread(self._save_ram, path, previous)
+            try:
+                return await asyncio.to_thread(self._save_ram, path, previous)
+            except PermissionError:
+                return await self._save_ram_through_qemu(path, previous)
 
     def _save_ram(self, path: Path, previous: Sequence[Path]) -> RamLayer:
         with RamLayerWriter(path, self._ram_bytes, previous) as writer:
             capture(self._process.pid, self._ram, self._ram_bytes, writer)
             return writer.finish(sync=False)
+
+    async def _save_ram_through_qemu(self, path: Path, previous: Sequence[Path]) -> RamLayer:
+        """Do what `_save_ram` does where the host does not let us read QEMU's memory; slower."""
+        try:
+            changed = await asyncio.to_thread(
+                changed_pages, self._process.pid, self._ram, self._ram_bytes
+            )
+        except PermissionError as exc:
+            raise VmmFailed(
+                f"the memory of QEMU (process {self._process.pid}) cannot be read: {exc}",
+                hint="the daemon must be root or the user that QEMU runs as",
+                pid=self._process.pid,
+            ) from exc
+        size, work = self._ram_bytes, self._folder / "vm" / "memory"
+        with await asyncio.to_thread(RamLayerWriter, path, size, previous) as writer:
+            await physical.capture(self._save_physical, work, changed, size, writer)
+            return await asyncio.to_thread(writer.finish, sync=False)
+
+    async def _save_physical(self, address: int, size: int, path: Path) -> None:
+        await self._execute("pmemsave", timeout_s=60.0, val=address, size=size, filename=str(path))
 
     async def switch_disk(self, overlay: Path) -> None:
         """Send all further writes to `overlay`."""

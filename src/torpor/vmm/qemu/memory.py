@@ -37,7 +37,8 @@ def capture(pid: int, ram: Path, ram_bytes: int, writer: RamLayerWriter) -> None
     Call it only while the vCPUs are stopped.
 
     Raises:
-        VmmFailed: the process is gone, does not map the file, or its memory may not be read.
+        PermissionError: its memory may not be read; nothing was added.
+        VmmFailed: the process is gone, or does not map the file.
     """
     try:
         with open(f"/proc/{pid}/pagemap", "rb", buffering=0) as pagemap:  # noqa: PTH123 - unbuffered
@@ -48,24 +49,26 @@ def capture(pid: int, ram: Path, ram_bytes: int, writer: RamLayerWriter) -> None
             finally:
                 os.close(memory)
     except OSError as exc:
-        if exc.errno in FULL:
+        if exc.errno in FULL or isinstance(exc, PermissionError):
             raise
         raise VmmFailed(
             f"the memory of QEMU (process {pid}) cannot be read: {exc}",
-            hint="the daemon must be root or the user that QEMU runs as",
             pid=pid,
         ) from exc
 
 
-def count_changed(pid: int, ram: Path, ram_bytes: int) -> int:
-    """Return how many pages of process `pid`, which maps `ram`, changed. Blocks.
+def changed_pages(pid: int, ram: Path, ram_bytes: int) -> NDArray[np.int64]:
+    """Return the numbers of all pages of process `pid`, which maps `ram`, that changed. Blocks.
 
     Raises:
         VmmFailed, OSError: it cannot be told.
     """
     with open(f"/proc/{pid}/pagemap", "rb", buffering=0) as pagemap:  # noqa: PTH123 - unbuffered
-        return sum(
-            len(_changed_pages(pagemap.fileno(), area)) for area in _areas(pid, ram, ram_bytes)
+        return np.concatenate(
+            [
+                _changed_pages(pagemap.fileno(), area) + area.offset // PAGE
+                for area in _areas(pid, ram, ram_bytes)
+            ]
         )
 
 

@@ -1,0 +1,160 @@
+"""A real machine on a disk that is filled to the last byte: what is asked fails in words, and the machine goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.crash.smalldisk import SmallDisk, small_disk
+from tests.vm.conftest import end_daemon, machines
+from torpor import Sandbox
+from torpor.base.home import Home
+from torpor.errors import InsufficientResources
+from torpor.layers.manifest import read_manifest
+from torpor.model import SandboxSpec, SandboxState
+from torpor.sandboxes import capture
+from torpor.sandboxes.engine import open_engine
+
+SIZE_MIB = 12 << 10
+"""Sparse: what is not written takes nothing of the real disk. A sandbox's disk must fit beside the reserve."""
+
+
+@pytest.fixture
+def small(
+    base: str, vm_home: Home, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[SmallDisk, Home]]:
+    """A home on a small disk, with the session's template and its snapshot."""
+    with (
+        tempfile.TemporaryDirectory() as name,  # pytest's own folders are closed to the machines' users
+        small_disk("ext4", SIZE_MIB, Path(name)) as disk,
+    ):
+        for folder in (Path(name), disk.root):
+            folder.chmod(0o711)
+        home = Home(disk.root / "home")
+        home.prepare()
+        _copy_template(vm_home, home)
+        monkeypatch.setenv("TORPOR_HOME", str(home.root))
+        try:
+            yield disk, home
+        finally:
+            disk.free()
+            with contextlib.suppress(Exception):
+                for sandbox in Sandbox.list():
+                    sandbox.delete()
+            end_daemon(home)
+            assert machines(home) == []
+
+
+def _copy_template(source: Home, target: Home) -> None:
+    _copy([source.templates], target.root)
+    for folder in source.snapshots.iterdir():
+        manifest = read_manifest(folder)
+        if manifest.info.reason == "template":
+            _copy([folder], target.snapshots)
+            for layer in manifest.layer_ids:
+                _copy([*source.layers.glob(f"{layer}.*")], target.layers)
+
+
+def _copy(sources: list[Path], folder: Path) -> None:
+    """Copy as it is, holes and owners too."""
+    subprocess.run(["cp", "-a", "--sparse=always", *sources, folder], check=True)
+
+
+def _fill(disk: SmallDisk, left_bytes: int = 0) -> None:
+    """Fill a large file system without writing it: most of the ballast is only reserved."""
+    with (disk.root / "ballast").open("ab") as file:
+        step = 1 << 30
+        while step >= 1 << 16:
+            try:
+                os.posix_fallocate(file.fileno(), os.fstat(file.fileno()).st_size, step)
+            except OSError:
+                step //= 2
+    disk.fill(left_bytes)
+
+
+def _until(what: Callable[[], bool], *, within_s: float) -> None:
+    end = time.monotonic() + within_s
+    while not what():
+        assert time.monotonic() < end
+        time.sleep(0.5)
+
+
+def test_a_full_disk(small: tuple[SmallDisk, Home], base: str) -> None:
+    disk, home = small
+    sbx = Sandbox.create(template=base)
+    sbx.exec(
+        "sh -c 'i=0; while :; do i=$((i+1)); echo $i >> /root/count; sync; sleep 0.2; done' >/dev/null 2>&1 &"
+    )
+    first = sbx.snapshot(label="first")
+    before = {s.id for s in sbx.snapshots()}
+    for left in (0, 1 << 16, 3 << 20):
+        _fill(disk, left)
+        for act in (sbx.snapshot, sbx.hibernate, lambda: sbx.rollback(first.id)):
+            with pytest.raises(InsufficientResources):
+                act()
+        with pytest.raises(InsufficientResources):
+            Sandbox.restore(first.id)
+        assert sbx.refresh().state is SandboxState.RUNNING
+        assert {s.id for s in sbx.snapshots()} == before
+        assert [p.name for p in home.tmp.iterdir()] == []
+        disk.free()
+    # QEMU stops a machine that cannot write; the daemon lets it go on
+    _until(lambda: sbx.exec("true").exit_code == 0, within_s=60)
+    count = int(sbx.exec("tail -n 1 /root/count").stdout)
+    _until(lambda: int(sbx.exec("tail -n 1 /root/count").stdout) > count, within_s=20)
+    snap = sbx.snapshot()
+    assert snap.id not in before
+    assert sbx.hibernate().reason == "hibernate"
+    assert int(sbx.exec("tail -n 1 /root/count").stdout) > count, "woken, and counting"
+    wanted = sbx.exec("sort -n -c /root/count && wc -l < /root/count")
+    assert wanted.exit_code == 0, "no line was lost or torn"
+    sbx.delete()
+
+
+def test_every_step_of_a_capture_runs_into_it(
+    small: tuple[SmallDisk, Home], base: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the look at the free space beforehand, in this process: QEMU and we ourselves meet the full disk."""
+    disk, home = small
+
+    async def no_check(*_: object) -> None:
+        """Let it run into the full disk."""
+
+    monkeypatch.setattr(capture, "check_capture", no_check)
+
+    async def scene() -> None:
+        engine = open_engine(home)
+        await engine.start()
+        try:
+            info = await engine.create(SandboxSpec(template=base))
+            refused = 0
+            for left_kib in (0, 64, 200, 300, 600, 1200, 4000):
+                before = await engine.snapshots()
+                _fill(disk, left_kib << 10)
+                try:
+                    await engine.snapshot(info.id)
+                except InsufficientResources:
+                    refused += 1
+                    assert await engine.snapshots() == before
+                assert (await engine.get(info.id)).state is SandboxState.RUNNING
+                disk.free()
+                await engine._tasks[info.id].go_on()
+                async with engine.guest(info.id) as guest:
+                    await guest.sync()  # it runs, thawed, and its disk takes writes
+            assert refused >= 5
+            snap = await engine.snapshot(info.id)
+            assert await engine.verify_snapshot(snap.id) == ()
+            assert [p.name for p in home.tmp.iterdir()] == []
+            await engine.delete(info.id)
+        finally:
+            await engine.aclose()
+
+    asyncio.run(scene())
