@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-_OF_THE_DAEMON = ("-m torpor.server", "qemu-system", "qemu-img", "torpor.layers.ram_merge")
-"""What the vm tier's daemon is and starts."""
 
+def _children(*, beside_daemons: bool) -> set[str]:
+    """Return the command lines of this process's living children, direct or not.
 
-def _children() -> set[str]:
-    """Return the command lines of this process's living children, direct or not."""
+    With `beside_daemons` a daemon and what it started are left out: the vm tier's is the session's.
+    """
     parents: dict[int, int] = {}
     lines: dict[int, str] = {}
     for entry in Path("/proc").glob("[0-9]*"):
@@ -26,10 +26,12 @@ def _children() -> set[str]:
             parents[int(entry.name)], lines[int(entry.name)] = int(fields[1]), line
     found = set()
     for pid in parents:
-        above = parents.get(pid)
-        while above and above != os.getpid():
-            above = parents.get(above)
-        if above == os.getpid():
+        at = pid
+        while at in parents and at != os.getpid():
+            if beside_daemons and ("-m torpor.server" in lines[at] or "qemu" in lines[at]):
+                break
+            at = parents[at]
+        if at == os.getpid() and pid != at:
             found.add(f"{pid}: {lines[pid]}")
     return found
 
@@ -48,12 +50,8 @@ def clean_environment(
 @pytest.fixture(autouse=True)
 def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test that leaves a process behind; the vm tier's daemon and machines are looked at in its own conftest."""
-    before = _children()
-    yield
     is_vm = request.node.get_closest_marker("vm") is not None
-    left = {
-        line
-        for line in _children() - before
-        if not (is_vm and ("-m torpor.server" in line or "qemu-system" in line))
-    }
+    before = _children(beside_daemons=is_vm)
+    yield
+    left = _children(beside_daemons=is_vm) - before
     assert not left, f"processes left behind: {left}"

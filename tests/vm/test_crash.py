@@ -82,7 +82,7 @@ def lived_in(base: str, vm_home: Home) -> Iterator[Sandbox]:
     patch.setenv("TORPOR_HOME", str(vm_home.root))
     sandbox = Sandbox.create(template=base)
     sandbox.exec(
-        "nohup sh -c 'i=0; while :; do i=$((i+1)); echo $i > /dev/shm/n; sleep 0.1; done' >/dev/null 2>&1 &"
+        "nohup sh -c 'i=0; while :; do i=$((i+1)); echo $i > /dev/shm/m; mv /dev/shm/m /dev/shm/n; sleep 0.1; done' >/dev/null 2>&1 &"
     )
     sandbox.filesystem.write("/root/kept", "kept\n")
     yield sandbox

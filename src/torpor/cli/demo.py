@@ -44,7 +44,7 @@ exit "$(cat /tmp/status)"
 _NO_TESTS = 5
 """What unittest ends with when it finds no test."""
 
-_COUNTER = "i=0; while :; do i=$((i+1)); echo $i > /dev/shm/counter; sleep 0.1; done"
+_COUNTER = "i=0; while :; do i=$((i+1)); echo $i > /dev/shm/next; mv /dev/shm/next /dev/shm/counter; sleep 0.1; done"
 
 
 @dataclass(frozen=True, slots=True)
