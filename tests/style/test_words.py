@@ -47,4 +47,4 @@ def test_words_that_are_not_wanted_are_found(text: str) -> None:
 
 
 def test_what_every_sandbox_has_may_be_said() -> None:
-    assert not problems("/home/agent/x, /workspace/y, 10.0.2.15, ~/work/z, 192.0.2.10")
+    assert not problems("/home/agent/x, /workspace/y, 10.0.2.15, ~/jobs/z, 192.0.2.10")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Self
@@ -33,13 +34,13 @@ VERIFY_LIMIT_S = 3600.0
 """Seconds to read and hash all that a snapshot needs, which may be many GiB."""
 
 
-class SnapshotFields:
+class SnapshotFields(ABC):
     """The facts of a snapshot, which never change, as attributes."""
 
     @property
+    @abstractmethod
     def info(self) -> SnapshotInfo:
         """All facts at once."""
-        raise NotImplementedError
 
     @property
     def label(self) -> str | None:
