@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,6 +35,13 @@ def _children(*, beside_daemons: bool) -> set[str]:
         if at == os.getpid() and pid != at:
             found.add(f"{pid}: {lines[pid]}")
     return found
+
+
+@pytest.fixture(scope="session", autouse=True)
+def ctrl_c_works() -> None:
+    """A run in the background of a script has SIGINT ignored, and every program it starts would too."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
