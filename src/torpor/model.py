@@ -139,6 +139,8 @@ class SnapshotInfo:
     pause_ms: float
     """How long the machine stood still."""
     metadata: Mapping[str, str] = field(default_factory=dict)
+    env_names: tuple[str, ...] = ()
+    """Names of the environment that its sandbox was given; the values are in its disk alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

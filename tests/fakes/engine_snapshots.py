@@ -114,6 +114,7 @@ class FakeSnapshots:
             size_bytes=LAYER_BYTES,
             pause_ms=12.5,
             metadata=dict(metadata or {}),
+            env_names=found.info.env_names,
         )
         layers = (*self.own_layers.get(sandbox_id, ()), new_id("lyr"))
         self.own_layers[sandbox_id] = layers
@@ -213,7 +214,7 @@ class FakeSnapshots:
             ram_mib=origin.ram_mib,
             disk_gib=origin.disk_gib,
             network=spec.network or origin.network,
-            env_names=tuple(sorted(spec.env)),
+            env_names=tuple(sorted({*origin.env_names, *spec.env})),
             metadata=dict(spec.metadata),
             ttl_seconds=ttl,
             on_timeout=spec.on_timeout,

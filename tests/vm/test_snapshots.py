@@ -228,4 +228,7 @@ def test_a_restored_sandbox_has_the_environment_of_its_source_and_its_own(base: 
         with Sandbox.restore(snapshot.id, env={"B": "3", "C": "4"}) as other:
             assert other.exec("echo $A $B $C").stdout == "1 3 4\n"
             assert other.info.env_names == ("A", "B", "C")
+        with Sandbox.restore(snapshot.id) as other:
+            assert other.exec("echo $A $B").stdout == "1 2\n"
+            assert other.info.env_names == snapshot.info.env_names == ("A", "B")
         Snapshot.delete(snapshot.id)

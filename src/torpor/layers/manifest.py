@@ -22,6 +22,7 @@ MANIFEST = "manifest.json"
 DEVICES = "devices"
 FORMAT = 1
 _LAYER_ID = re.compile(rb"lyr_[0-9a-z]+")
+_INFO_KEYS = frozenset(field.name for field in fields(SnapshotInfo))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,7 @@ def to_json(manifest: Manifest) -> dict[str, object]:
         value = getattr(manifest.info, field.name)
         info[field.name] = value.isoformat() if isinstance(value, datetime) else value
     info["metadata"] = dict(manifest.info.metadata)
+    info["env_names"] = list(manifest.info.env_names)
     body = {
         "format": FORMAT,
         "snapshot": info,
@@ -107,8 +109,9 @@ def _manifest(raw: Any) -> Manifest:
         raise ValueError(f"its format is {raw['format']!r}; this version reads {FORMAT}")
     if raw["checksum"] != _checksum({k: v for k, v in raw.items() if k != "checksum"}):
         raise ValueError("its checksum is wrong")
-    values = dict(raw["snapshot"])
+    values = {name: value for name, value in raw["snapshot"].items() if name in _INFO_KEYS}
     values["created_at"] = datetime.fromisoformat(values["created_at"])
+    values["env_names"] = tuple(map(str, values.get("env_names", ())))
     return Manifest(
         info=SnapshotInfo(**values),
         disk=tuple(_layer(ref) for ref in raw["disk"]),

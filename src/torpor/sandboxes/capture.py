@@ -169,6 +169,7 @@ def _manifest(
             size_bytes=own + devices_ref.size_bytes,
             pause_ms=round(pause_ms, 3),
             metadata=dict(wish.metadata or {}),
+            env_names=info.env_names,
         ),
         disk=disk_refs,
         ram=ram_refs,

@@ -23,7 +23,7 @@ from torpor.sandboxes.birth import RenewalReason, hostname_of, renewal
 from torpor.sandboxes.fit import check_fits
 from torpor.sandboxes.lifecycle import check_move
 from torpor.sandboxes.machine import SandboxMachine
-from torpor.sandboxes.room import check_start, image_of
+from torpor.sandboxes.room import check_capture, check_start, image_of
 
 S = SandboxState
 
@@ -33,6 +33,8 @@ async def hibernate(m: SandboxMachine) -> None:
     if m.info.state is S.HIBERNATED:
         return
     before = m.info.state
+    check_move(m.info.id, before, S.HIBERNATING)
+    await check_capture(m.parts, m.running_vmm(), m.info.ram_mib)  # or nothing is touched
     await m.move(S.HIBERNATING)
     reach("hibernate.intent")
     try:
@@ -103,6 +105,7 @@ async def rollback(m: SandboxMachine, manifest: Manifest) -> None:
                 vcpus=manifest.info.vcpus,
                 ram_mib=manifest.info.ram_mib,
                 disk_gib=manifest.info.disk_gib,
+                env_names=_env_names_at(m, manifest),
                 error=None,
             )
     reach("rollback.intent")
@@ -132,6 +135,12 @@ def layers_at(manifest: Manifest) -> MachineLayers:
         image=SnapshotId(manifest.info.id),
         ram=tuple(ref.id for ref in manifest.ram),
     )
+
+
+def _env_names_at(m: SandboxMachine, manifest: Manifest) -> tuple[str, ...]:
+    """Return the names of the environment that the sandbox has once it is put back to `manifest`."""
+    is_own = manifest.info.sandbox_id == m.info.id  # then also an old manifest, which names none
+    return m.info.env_names if is_own else manifest.info.env_names
 
 
 async def _run(

@@ -542,7 +542,9 @@ class Engine:
             ram_mib=sizes.ram_mib,
             disk_gib=sizes.disk_gib,
             network=spec.network,
-            env_names=tuple(sorted(spec.env)),
+            env_names=tuple(
+                sorted({*spec.env, *(() if origin is None else origin.info.env_names)})
+            ),
             metadata=dict(spec.metadata),
             ttl_seconds=spec.ttl_seconds,
             on_timeout=spec.on_timeout,

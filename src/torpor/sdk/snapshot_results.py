@@ -126,4 +126,5 @@ def snapshot_info(body: Mapping[str, Any]) -> SnapshotInfo:
         size_bytes=body["size_bytes"],
         pause_ms=body["pause_ms"],
         metadata=body["metadata"],
+        env_names=tuple(body.get("env_names", ())),
     )

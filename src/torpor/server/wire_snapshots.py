@@ -54,6 +54,10 @@ class SnapshotWire(Wire):
     size_bytes: int
     pause_ms: float
     metadata: Mapping[str, str]
+    env_names: Annotated[
+        Sequence[str],
+        Field(description="Names of the environment of its sandbox; values are never told."),
+    ]
 
     @staticmethod
     def of(info: SnapshotInfo) -> SnapshotWire:
@@ -80,6 +84,7 @@ class SnapshotWire(Wire):
             size_bytes=info.size_bytes,
             pause_ms=info.pause_ms,
             metadata=info.metadata,
+            env_names=info.env_names,
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -88,6 +89,28 @@ def test_fresh_folders_are_always_looked_at(shelf: Shelf, monkeypatch: pytest.Mo
     os.utime(shelf.home.layers, ns=(tick, tick))
     shelf.store.collect(lambda: Needed([]))
     assert shelf.files() == set()
+
+
+def test_a_manifest_without_names_of_an_environment_or_with_unknown_keys_is_read(
+    shelf: Shelf,
+) -> None:
+    wanted = shelf.snapshot([shelf.disk()], [shelf.ram({0: 1})], env_names=("A",))
+    old = shelf.snapshot([shelf.disk()], [shelf.ram({0: 1})])
+    for info, change in ((wanted.info, {"later": 1}), (old.info, {"env_names": None})):
+        path = shelf.store.folder(info.id) / "manifest.json"
+        body = json.loads(path.read_text())
+        body["snapshot"] = {
+            key: value for key, value in (body["snapshot"] | change).items() if value is not None
+        }
+        for key in ("label", "parent"):
+            body["snapshot"].setdefault(key, None)
+        del body["checksum"]
+        body["checksum"] = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+        path.chmod(0o600)
+        path.write_text(json.dumps(body))
+    store = LayerStore(shelf.home)
+    assert store.load() == []
+    assert [m.info for m in store.snapshots()] == [old.info, wanted.info]
 
 
 def test_layers_of_a_damaged_manifest_are_kept(shelf: Shelf) -> None:

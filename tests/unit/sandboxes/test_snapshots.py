@@ -26,7 +26,14 @@ from torpor.errors import (
     VmmFailed,
     WrongState,
 )
-from torpor.model import RestoreSpec, SandboxId, SandboxInfo, SandboxState, SnapshotId
+from torpor.model import (
+    RestoreSpec,
+    SandboxFilter,
+    SandboxId,
+    SandboxInfo,
+    SandboxState,
+    SnapshotId,
+)
 from torpor.sandboxes import admission, room
 
 S = SandboxState
@@ -195,6 +202,56 @@ def test_forks_are_each_a_sandbox_or_an_error(play: Play, monkeypatch: pytest.Mo
         for count in (0, 101):
             with pytest.raises(InvalidRequest, match="count is"):
                 await world.engine.fork(info.id, RestoreSpec(), count=count)
+
+    play(scene)
+
+
+def test_names_of_the_environment_are_inherited(play: Play) -> None:
+    async def scene(world: World) -> None:
+        info = await world.create(env={"B": "1", "A": "2"})
+        snap = await world.engine.snapshot(info.id)
+        assert snap.env_names == ("A", "B")
+        await world.restart()  # read from its manifest
+        plain = await world.engine.restore(snap.id, RestoreSpec())
+        assert plain.env_names == ("A", "B")
+        forks = await world.engine.fork(info.id, RestoreSpec(), count=2)
+        assert [f.env_names for f in forks if isinstance(f, SandboxInfo)] == [("A", "B")] * 2
+        slept = await world.engine.hibernate(plain.id)
+        again = await world.engine.snapshot(plain.id)
+        assert slept.env_names == again.env_names == ("A", "B")
+        other = await world.create(env={"C": "3"})
+        back = await world.engine.rollback(other.id, snap.id)
+        assert back.env_names == ("A", "B"), "its environment is the snapshot's now"
+
+    play(scene)
+
+
+def test_what_cannot_fit_on_the_disk_is_refused_before_anything_is_touched(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(world: World) -> None:
+        info = await world.create()
+        await world.engine.pause((await world.create()).id)
+        rows = world.engine._parts.rows
+        seen: list[S] = []
+        save = rows.save
+        monkeypatch.setattr(rows, "save", lambda row: (seen.append(row.info.state), save(row))[1])
+        monkeypatch.setattr(room, "free_bytes", lambda _: 1 << 20)
+        for found in (await world.engine.list(SandboxFilter())).items:
+            before = (found.state, list(world.driver.reached), world.connect.agents[-1].calls[:])
+            for act in (world.engine.snapshot, world.engine.hibernate):
+                with pytest.raises(InsufficientResources, match="are free") as caught:
+                    await act(found.id)
+                assert caught.value.facts["free_bytes"] == 1 << 20
+            now = await world.engine.get(found.id)
+            assert (
+                now.state,
+                list(world.driver.reached),
+                world.connect.agents[-1].calls,
+            ) == before
+        assert seen == [], "no state in between was written, so none was seen"
+        monkeypatch.setattr(room, "free_bytes", lambda _: 1 << 50)
+        await world.engine.hibernate(info.id)
 
     play(scene)
 
