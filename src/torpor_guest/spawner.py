@@ -48,7 +48,14 @@ def _be_spare(link: socket.socket, cgroup: str) -> None:
     try:
         os.setsid()
         os.umask(0o022)
-        for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        # what Python ignores, and what whoever started the agent may have ignored
+        for number in (
+            signal.SIGPIPE,
+            signal.SIGXFSZ,
+            signal.SIGINT,
+            signal.SIGQUIT,
+            signal.SIGHUP,
+        ):
             signal.signal(number, signal.SIG_DFL)
         if cgroup:
             os.mkdir(cgroup)
