@@ -109,6 +109,8 @@ class SandboxInfo:
     """The snapshot it last was at: made from, put back to, or taken of it."""
     generation: int = 1
     """Raised whenever the machine's past changes: at each restore, rollback, fork and wake."""
+    ttl_left_seconds: float | None = None
+    """What is left of its lease while that does not run down (paused, asleep); None: it runs down, or there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -182,10 +182,21 @@ class Execs:
         for index, command in enumerate(ended):
             is_old = command.request.started_at < horizon or index < len(ended) - MAX_KEPT
             if is_old and not command.followers:
-                del self._commands[command.request.exec_id]
-                self._journal.forget(command.request.exec_id)
-                for spool in command.spools:
-                    Path(spool.path).unlink(missing_ok=True)
+                self._forget(command)
+
+    def forget_ended(self) -> int:
+        """Keep nothing of commands that have ended and that nobody follows; return how many those were."""
+        ended = [c for c in self.list() if not c.is_running and not c.followers]
+        for command in ended:
+            self._forget(command)
+        return len(ended)
+
+    def _forget(self, command: Command) -> None:
+        del self._commands[command.request.exec_id]
+        self._journal.forget(command.request.exec_id)
+        for spool in command.spools:
+            spool.close()
+            Path(spool.path).unlink(missing_ok=True)
 
     def kill_all(self) -> None:
         """Kill all that runs (the agent is being stopped)."""

@@ -241,4 +241,7 @@ def _refusal(failure: bytes, program: Program) -> AgentError:
             errors.LIMIT,
             "the command and its environment are too long for the guest's kernel",
         )
-    return AgentError(code, f"{what}: {reason}")
+    facts = (
+        {"step": step, "errno": errno.errorcode.get(int(number), "")} if number.isdigit() else {}
+    )
+    return AgentError(code, f"{what}: {reason}", **facts)

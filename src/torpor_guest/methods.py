@@ -28,6 +28,7 @@ def table(execs: Execs, system: System, snapshots: SnapshotMethods) -> Mapping[s
         "exec.signal": commands.signal,
         "exec.get": commands.get,
         "exec.list": commands.list,
+        "exec.forget": _after_thaw(commands.forget),
         "processes": commands.processes,
         "stat": files.stat_path,
         "list_dir": files.list_dir,
@@ -105,6 +106,10 @@ class CommandMethods:
         """Send all commands, oldest first."""
         await files.send_items(stream, [command.info() for command in self._execs.list()])
         return {}
+
+    async def forget(self, stream: Stream, params: dict[str, Any]) -> dict[str, Any]:
+        """Keep nothing of the commands that have ended; answer how many those were."""
+        return {"count": self._execs.forget_ended()}
 
     async def processes(self, stream: Stream, params: dict[str, Any]) -> dict[str, Any]:
         """Send the guest's processes, kernel threads left out."""

@@ -239,6 +239,10 @@ class FakeAgent:
     async def exec_list(self) -> list[ExecInfo]:
         return self.execs
 
+    async def exec_forget(self) -> int:
+        self.calls.append("exec_forget")
+        return 0
+
     @contextlib.asynccontextmanager
     async def exec_run(
         self, exec_id: ExecId, spec: ExecSpec, **_: object

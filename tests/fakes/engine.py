@@ -199,6 +199,12 @@ class FakeGuest:
     async def exec_list(self) -> list[ExecInfo]:
         return [found.info() for found in self.execs.values()]
 
+    async def exec_forget(self) -> int:
+        ended = [key for key, found in self.execs.items() if found.info().state != "running"]
+        for key in ended:
+            del self.execs[key]
+        return len(ended)
+
     async def processes(self) -> list[ProcessInfo]:
         init = ProcessInfo(
             pid=1, ppid=0, user="root", state="S", rss_bytes=1 << 20, command="init", exec_id=None

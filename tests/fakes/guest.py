@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal as signals
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
@@ -215,6 +216,14 @@ class FakeGuest(FakeFiles):
         self._check()
         return [found.now() for found in self.execs.values()]
 
+    async def exec_forget(self) -> int:
+        """See `Guest.exec_forget`."""
+        self._check()
+        ended = [key for key, found in self.execs.items() if found.now().state != "running"]
+        for key in ended:
+            del self.execs[key]
+        return len(ended)
+
     async def processes(self) -> list[ProcessInfo]:
         """See `Guest.processes`."""
         self._check()
@@ -303,7 +312,11 @@ class FakeGuest(FakeFiles):
                 start_new_session=True,
             )
         except OSError as exc:
-            raise InvalidRequest(f"the program {argv[0]!r} cannot be run: {exc}") from exc
+            raise InvalidRequest(
+                f"the program {argv[0]!r} cannot be run: {exc}",
+                step="program",
+                errno=errno.errorcode.get(exc.errno or 0, ""),
+            ) from exc
         found.info = replace(found.info, pid=found.process.pid)
         found.task = asyncio.get_running_loop().create_task(
             self._watch(found, found.process, spec.timeout_seconds)

@@ -56,6 +56,10 @@ class FakeGuest:
 
         yield events()
 
+    async def exec_forget(self) -> int:
+        self.calls.append("exec_forget")
+        return 1
+
     async def shutdown(self) -> None:
         self.calls.append("shutdown")
 

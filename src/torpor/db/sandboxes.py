@@ -80,6 +80,12 @@ class SandboxRow:
     """What is left of the TTL while it does not run down."""
     layers: MachineLayers = MachineLayers()
 
+    def __post_init__(self) -> None:
+        """Let `info` say what `ttl_left` is."""
+        left = None if self.ttl_left is None else self.ttl_left.total_seconds()
+        if self.info.ttl_left_seconds != left:
+            object.__setattr__(self, "info", replace(self.info, ttl_left_seconds=left))
+
     def with_info(self, **changes: Any) -> SandboxRow:
         """Return a copy with these fields of `info` changed."""
         return replace(self, info=replace(self.info, **changes))

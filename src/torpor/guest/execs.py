@@ -9,7 +9,7 @@ from typing import Final, Literal
 from typing_extensions import override
 
 from torpor.errors import GuestFailed
-from torpor.guest.answers import exec_info, process_info
+from torpor.guest.answers import count, exec_info, process_info
 from torpor.guest.calls import Calls
 from torpor.guest.channel import Channel
 from torpor.model import (
@@ -94,6 +94,10 @@ class ExecCalls(Calls):
     async def exec_list(self) -> list[ExecInfo]:
         """See `Guest.exec_list`."""
         return await self._all_items("exec.list", {}, exec_info, limit=_MAX_EXECS)
+
+    async def exec_forget(self) -> int:
+        """See `Guest.exec_forget`."""
+        return count(await self._channel.call("exec.forget", {}), "count")
 
     async def processes(self) -> list[ProcessInfo]:
         """See `Guest.processes`."""

@@ -97,6 +97,10 @@ class Guest(Protocol):
         """Return the execs the agent knows, running and ended, oldest first."""
         ...
 
+    async def exec_forget(self) -> int:
+        """Have the agent keep nothing of execs that have ended and are not followed; return how many those were."""
+        ...
+
     async def processes(self) -> list[ProcessInfo]:
         """Return the guest's processes, kernel threads left out."""
         ...

@@ -53,7 +53,6 @@ class Catalog:
         self._all = _Shelf()
         self._by_sandbox: defaultdict[SandboxId, _Shelf] = defaultdict(_Shelf)
         self._of_template: defaultdict[str, _Shelf] = defaultdict(_Shelf)
-        self._templates: defaultdict[str, int] = defaultdict(int)
         self.version = 0
         """Raised by every change."""
 
@@ -77,8 +76,6 @@ class Catalog:
         self._by_id[info.id] = manifest
         for shelf in self._shelves(manifest):
             shelf.add(manifest)
-        if info.reason != "template":
-            self._templates[info.template_digest] += 1
 
     def discard(self, manifest: Manifest) -> None:
         """Forget one; nothing happens if it is not held."""
@@ -91,10 +88,6 @@ class Catalog:
                 shelf.discard(manifest)
             if info.sandbox_id is not None and not self._by_sandbox[info.sandbox_id]:
                 del self._by_sandbox[info.sandbox_id]
-            if info.reason != "template":
-                self._templates[info.template_digest] -= 1
-                if not self._templates[info.template_digest]:
-                    del self._templates[info.template_digest]
 
     def _shelves(self, manifest: Manifest) -> list[_Shelf]:
         info = manifest.info
@@ -125,11 +118,6 @@ class Catalog:
         with self._lock:
             shelf = self._of_template.get(digest)
             return [] if shelf is None else shelf.newest_first()
-
-    def templates_in_use(self) -> frozenset[str]:
-        """Return the digests of the templates that a snapshot, other than the template's own, stands on."""
-        with self._lock:
-            return frozenset(self._templates)
 
     def ids(self) -> frozenset[SnapshotId]:
         """Return the ids of all."""

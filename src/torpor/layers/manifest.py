@@ -22,6 +22,7 @@ MANIFEST = "manifest.json"
 DEVICES = "devices"
 FORMAT = 1
 _LAYER_ID = re.compile(rb"lyr_[0-9a-z]+")
+_DIGEST = re.compile(rb"\b[0-9a-f]{64}\b")
 _INFO_KEYS = frozenset(field.name for field in fields(SnapshotInfo))
 
 
@@ -102,6 +103,15 @@ def layers_named_in(folder: Path) -> frozenset[str]:
     except OSError:
         return frozenset()
     return frozenset(found.decode() for found in _LAYER_ID.findall(data))
+
+
+def digests_named_in(folder: Path) -> frozenset[str]:
+    """Return everything in a manifest that can be a template's digest, also in one that cannot be read."""
+    try:
+        data = (folder / MANIFEST).read_bytes()
+    except OSError:
+        return frozenset()
+    return frozenset(found.decode() for found in _DIGEST.findall(data))
 
 
 def _manifest(raw: Any) -> Manifest:

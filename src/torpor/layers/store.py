@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -36,6 +36,7 @@ from torpor.layers.manifest import (
     MANIFEST,
     LayerRef,
     Manifest,
+    digests_named_in,
     layers_named_in,
     read_manifest,
     to_json,
@@ -92,6 +93,9 @@ class LayerStore:
         """What was so when `collect` last looked at everything."""
         self._spared: frozenset[str] = frozenset()
         """Layers that damaged manifests name: they may be wanted when one is mended by hand."""
+        self.damaged: Mapping[SnapshotId, frozenset[str]] = {}
+        """Snapshots whose manifests could not be read when the daemon started, with all that may be a template's
+        digest in them: the template is to stay too."""
         self.images = Images(home.images)
         self.merges = Merges(home.layers)
 
@@ -105,7 +109,7 @@ class LayerStore:
         for left in self._home.tmp.glob("snap_*"):  # of a snapshot that was being published
             remove_tree(left) if left.is_dir() else left.unlink()
         problems: list[TorporError] = list(self.merges.load(self._merged_path))
-        found, spared = [], set[str]()
+        found, spared, damaged = [], set[str](), dict[SnapshotId, frozenset[str]]()
         for folder in sorted(self._home.snapshots.iterdir()):
             if not is_id(folder.name, "snap"):
                 remove_tree(folder)
@@ -117,7 +121,9 @@ class LayerStore:
             except DataDamaged as exc:
                 problems.append(exc)
                 spared |= layers_named_in(folder)
+                damaged[SnapshotId(folder.name)] = digests_named_in(folder)
         self._spared = frozenset(spared)
+        self.damaged = damaged
         self._catalog.fill(found)
         return problems
 
@@ -128,10 +134,6 @@ class LayerStore:
     def of_template(self, template_digest: str) -> list[Manifest]:
         """Return a template's own snapshots, newest first."""
         return self._catalog.of_template(template_digest)
-
-    def templates_in_use(self) -> frozenset[str]:
-        """Return the digests of the templates that snapshots of sandboxes stand on."""
-        return self._catalog.templates_in_use()
 
     def get(self, snapshot_id: SnapshotId) -> Manifest:
         """Return a snapshot's manifest. Raises `NotFound`."""

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -72,6 +72,7 @@ from torpor.sandboxes.requests import (
 from torpor.sandboxes.retention import superseded
 from torpor.sandboxes.room import image_of, keep_room, make_room
 from torpor.sandboxes.task import SandboxTask
+from torpor.sandboxes.template_users import template_users
 from torpor.sandboxes.warm import WarmTemplates
 from torpor.templates import TemplateStore
 from torpor.vmm.qemu import QemuDriver
@@ -147,7 +148,10 @@ class Engine:
                     found.task.rollback(found.rollback_to), name="rollback again"
                 )
         try:
-            await asyncio.to_thread(self._parts.templates.collect, self._digests())
+            if not self._parts.layers.damaged:  # else: who knows what they stand on
+                await asyncio.to_thread(
+                    self._parts.templates.collect, self._template_users().keys()
+                )
             await self._warm.drop_stale()
             await self.collect()
         except (TorporError, OSError) as exc:  # such as a damaged template: the rest is served
@@ -216,7 +220,8 @@ class Engine:
         """Make `count` sandboxes from a running sandbox or a snapshot; each is a sandbox or its own error."""
         if not 1 <= count <= FORKS_MOST:
             raise InvalidRequest(
-                f"count is {count}; 1 to {FORKS_MOST} is wanted", hint="fork in several calls"
+                f"count is {count}; 1 to {FORKS_MOST} is wanted",
+                hint="fork in several calls" if count > 0 else "leave it out to get one fork",
             )
         check_restore(spec)
         if is_id(source, "snap"):
@@ -424,7 +429,9 @@ class Engine:
     async def delete_template(self, name: str) -> None:
         """Forget a template that no sandbox needs."""
         async with self._admission:  # no create may begin on it meanwhile
-            await asyncio.to_thread(self._parts.templates.delete, name, needed=self._digests())
+            await asyncio.to_thread(
+                self._parts.templates.delete, name, needed=self._template_users()
+            )
             await self._warm.drop_stale()
 
     async def doctor(self) -> dict[str, object]:
@@ -433,10 +440,11 @@ class Engine:
 
     # ---- inside ----
 
-    def _digests(self) -> frozenset[str]:
-        """Return the templates' digests that a sandbox or snapshot needs."""
-        living = frozenset(t.info.template_digest for t in self._tasks.values())
-        return living | self._parts.layers.templates_in_use()
+    def _template_users(self) -> Mapping[str, Sequence[str]]:
+        """Return who needs a template, by its digest."""
+        living = [task.info for task in self._tasks.values()]
+        store = self._parts.layers
+        return template_users(living, store.snapshots(), store.damaged)
 
     def _stand_on(self, snapshot_id: SnapshotId) -> tuple[SandboxId, ...]:
         """Return the sandboxes that are nothing without a snapshot: they come from it, or sleep at it."""

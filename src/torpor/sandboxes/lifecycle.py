@@ -49,15 +49,22 @@ def check_move(sandbox_id: SandboxId, now: SandboxState, want: SandboxState) -> 
         )
 
 
-def require_running(sandbox_id: SandboxId, now: SandboxState) -> None:
-    """Raise `WrongState` unless the sandbox is running."""
+def require_running(
+    sandbox_id: SandboxId, now: SandboxState, *, has_snapshots: bool = False
+) -> None:
+    """Raise `WrongState` unless the sandbox is running; the hint says what can be done about it."""
     if now is S.RUNNING:
         return
+    way_back = f"roll it back to a snapshot (torpor snapshots {sandbox_id})"
     hints = {
         S.PAUSED: f"resume it first: torpor resume {sandbox_id}",
         S.HIBERNATED: f"wake it first: torpor wake {sandbox_id}",
-        S.FAILED: f"see why: torpor get {sandbox_id}; then torpor rm {sandbox_id}",
-        S.STOPPED: f"it powered itself off; roll it back to a snapshot (torpor snapshots {sandbox_id}) or create a new one",
+        S.FAILED: f"see why: torpor get {sandbox_id}; then "
+        + (f"{way_back} or " if has_snapshots else "")
+        + f"remove it (torpor rm {sandbox_id})",
+        S.STOPPED: "it powered itself off; "
+        + (f"{way_back} or " if has_snapshots else "")
+        + "create a new one",
         S.DELETED: "create a new one",
         S.CREATING: "wait for the create to return",
     }

@@ -166,7 +166,7 @@ class SandboxTask:
         try:
             if self.info.state in _BY_ITSELF_AWAKE or self._falls_asleep:
                 await self.wake()
-            require_running(self.info.id, self.info.state)
+            self._require_running()
             generation = self.info.generation
             try:
                 yield await self._connected(generation)
@@ -184,10 +184,18 @@ class SandboxTask:
             self._worked_at = self._parts.clock.now()
             self._queue_tick()
 
+    def _require_running(self) -> None:
+        """Raise `WrongState` unless the sandbox is running."""
+        require_running(
+            self.info.id,
+            self.info.state,
+            has_snapshots=bool(self._parts.layers.snapshots(self.info.id)),
+        )
+
     async def _connected(self, generation: int) -> Guest:
         """Return the guest, if it is still that of this life: what begins another connects to it first."""
         guest = await self.machine.guest()
-        require_running(self.info.id, self.info.state)
+        self._require_running()
         if self.info.generation != generation:
             raise GuestUnreachable(f"sandbox {self.info.id} began another life")
         return guest
@@ -366,7 +374,7 @@ class SandboxTask:
                 capture.relabelled(self.machine, manifest, wish),
             )
         if state not in (S.RUNNING, S.PAUSED):
-            require_running(self.info.id, state)
+            self._require_running()
         return await capture.take(self.machine, wish, paused_before=state is S.PAUSED)
 
     def _check_label(self, label: str | None) -> None:

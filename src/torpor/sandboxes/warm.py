@@ -125,6 +125,7 @@ async def _rehearse(m: SandboxMachine, guest: Guest) -> None:
     async with guest.exec_run(ExecId(new_id("exec")), spec) as events:
         async for _ in events:
             pass
+    await guest.exec_forget()  # what a template's builder ran is nobody's
 
 
 async def _clear(m: SandboxMachine) -> None:

@@ -7,7 +7,7 @@ import errno
 import hashlib
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torpor.base import faults
@@ -143,6 +143,7 @@ class Builder:
         faults.reach("template.settled")
         log.say("publish", "computing checksums", 0.0)
         await asyncio.to_thread(seal, out / manifest.DISK)
+        image = replace(image, info=replace(image.info, created_at=self.clock.now()))  # from now on
         await asyncio.to_thread(manifest.write_manifest, out, image)
         log.say("publish", "putting it into place", 0.9)
         return (await asyncio.to_thread(self._publish, out, image)).info

@@ -30,6 +30,12 @@ INSIDE = Path(__file__).parent / "inside.py"
 TOOLS = {"mmdebstrap": "mmdebstrap", "mke2fs": "e2fsprogs", "unshare": "util-linux"}
 """Programs a build runs, and the packages they come in."""
 
+_NEEDED = (
+    ("a kernel", "linux-image-cloud-amd64", r"linux-image-.+"),
+    ("an init", "systemd-sysv", r"systemd-sysv"),
+    ("the guest agent's Python", "python3", r"python3(\.\d+)?"),
+)
+"""What no machine boots, or answers, without: in words, the usual package, and which packages will do."""
 _LEFT_OUT = (
     "/usr/share/doc/*",
     "/usr/share/info/*",
@@ -47,6 +53,7 @@ _NO_PACKAGE = re.compile(r"E: (?:Unable to locate package |Package '|Version '\S
 
 async def bootstrap(plan: BuildPlan, work: Path, out: Path) -> AsyncGenerator[Step, None]:
     """Make `disk.raw`, `vmlinuz` and `initrd` in `out`; see `Bootstrapper` for what holds and is raised."""
+    check_packages(plan)
     busybox = await asyncio.to_thread(_check_tools)
     await namespace.check()
     root = work / "root"
@@ -68,6 +75,22 @@ async def bootstrap(plan: BuildPlan, work: Path, out: Path) -> AsyncGenerator[St
     finally:
         await finish(namespace.remove_image_tree(root), within_s=300)
     yield Step("image", "the disk is written", 1.0)
+
+
+def check_packages(plan: BuildPlan) -> None:
+    """Raise `InvalidRequest` when what no machine boots without is not among the packages."""
+    names = [re.split(r"[:=/]", package)[0] for package in plan.packages()]
+    missing = [
+        f"{what} ({shown})"
+        for what, shown, pattern in _NEEDED
+        if not any(re.fullmatch(pattern, name) for name in names)
+    ]
+    if missing:
+        raise InvalidRequest(
+            f"recipe {plan.recipe.name!r} has no package for: {', '.join(missing)}",
+            hint='begin it with base = "base", whose packages have them all, or name them in `packages`',
+            step="plan",
+        )
 
 
 def mmdebstrap_argv(plan: BuildPlan, root: Path, hook: str, keyring: Path) -> list[str]:

@@ -59,6 +59,7 @@ async def settle(boot: Booter, image: Template, work: Path) -> AsyncGenerator[St
             yield Step("settle", "waiting until start-up has finished", 0.0)
             await guest.settle(timeout_s=_SETTLE_S)
             failed = await run_script(guest, _FINISH)
+            await guest.exec_forget()
             note = (
                 f"units that failed to start: {', '.join(failed.split())}" if failed else "trimming"
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from pathlib import Path
 
 from torpor.base.aio import Supervisor
@@ -24,6 +24,10 @@ from torpor.templates.settle import Booter
 __all__ = ["Template", "TemplateStore"]
 
 _log = logging.getLogger(__name__)
+
+_NOBODY: Mapping[str, Sequence[str]] = {}
+_NAMED, _TOLD = 5, 100
+"""How many users of a template a message names, and how many its facts do."""
 
 
 class TemplateStore:
@@ -127,26 +131,23 @@ class TemplateStore:
         async for event in log.follow():
             yield event
 
-    def delete(self, name: str, *, needed: Collection[str] = ()) -> None:
+    def delete(self, name: str, *, needed: Mapping[str, Sequence[str]] = _NOBODY) -> None:
         """Forget a template; its files go too unless another name points to them. Blocks.
 
         Args:
-            needed: digests that sandboxes are made of; with one of those the call is refused.
+            needed: digests, with the ids of the sandboxes and snapshots that stand on each; a template with
+                one of those is not forgotten.
 
         Raises:
             NotFound: no such template.
-            Conflict: its digest is in `needed`; nothing was done.
+            Conflict: its digest is in `needed`; the message names who needs it; nothing was done.
         """
         check_name(name, "template")
         templates = self._home.templates
         with locked(store_lock(self._home)):
             digest = manifest.read_pointer(templates, name)
             if digest in needed:
-                raise Conflict(
-                    f"template {name!r} is needed by sandboxes",
-                    hint="delete those first",
-                    name=name,
-                )
+                raise _in_use(name, needed[digest])
             (templates / f"{name}.json").unlink()
             fsync_dir(templates)
             if digest not in self._pointed():
@@ -196,6 +197,18 @@ class TemplateStore:
                     remove_tree(path.with_name(path.stem[1:]))
                 elif manifest.is_digest(path.name) and not (path / manifest.MANIFEST).exists():
                     remove_tree(path)
+
+
+def _in_use(name: str, users: Sequence[str]) -> Conflict:
+    shown = ", ".join(users[:_NAMED]) + (
+        f" and {len(users) - _NAMED} more" if len(users) > _NAMED else ""
+    )
+    return Conflict(
+        f"template {name!r} is needed by {shown}",
+        hint="delete those first: torpor rm SANDBOX, torpor snapshot rm SNAPSHOT",
+        name=name,
+        needed_by=list(users[:_TOLD]),
+    )
 
 
 def _plan(name_or_recipe: str | Path) -> BuildPlan:

@@ -61,6 +61,15 @@ async def test_cwd(guest: Guest, home: Path) -> None:
     assert (await run(guest, "pwd", cwd=str(home))).stdout == f"{home}\n".encode()
 
 
+async def test_a_program_that_is_missing_or_cannot_be_run_is_told_apart(
+    guest: Guest, home: Path
+) -> None:
+    for program, number in (("no-such-program-anywhere", "ENOENT"), (str(home), "EACCES")):
+        with pytest.raises(InvalidRequest) as caught:
+            await guest.exec_start(fresh_id(), ExecSpec(command=(program,)))
+        assert caught.value.facts == {"step": "program", "errno": number}
+
+
 async def test_what_cannot_be_started_is_refused_and_not_remembered(guest: Guest) -> None:
     for spec in (
         ExecSpec(command="true", cwd="/no/such/place"),
@@ -208,6 +217,19 @@ async def test_list(guest: Guest) -> None:
         await run(guest, ("true",), exec_id=exec_id)
     listed = [info.exec_id for info in await guest.exec_list()]
     assert [exec_id for exec_id in listed if exec_id in ids] == ids
+
+
+async def test_what_has_ended_can_be_forgotten(guest: Guest) -> None:
+    ended, running = fresh_id(), fresh_id()
+    ran = await run(guest, "echo kept", exec_id=ended)
+    await guest.exec_start(running, ExecSpec(command="exec sleep 47"))
+    assert await guest.exec_forget() >= 1
+    assert [info.exec_id for info in await guest.exec_list()] == [running]
+    with pytest.raises(NotFound):
+        await guest.exec_get(ended)
+    assert ran.info.stdout_path
+    assert await guest.exec_forget() == 0
+    await guest.exec_signal(running, 9)
 
 
 async def test_processes_tell_whose_they_are(guest: Guest) -> None:

@@ -39,12 +39,10 @@ def test_snapshots_are_found_by_sandbox_and_template_newest_first(shelf: Shelf) 
         assert store.snapshots(two) == [second]
         assert store.of_template("1" * 64) == [template]
         assert store.of_template("0" * 64) == []
-        assert store.templates_in_use() == {"0" * 64}
     for manifest in (first, second, third):
         shelf.store.remove(manifest.info.id)
     assert shelf.store.snapshots() == [template]
     assert shelf.store.snapshots(one) == []
-    assert shelf.store.templates_in_use() == frozenset()
     with pytest.raises(NotFound):
         shelf.store.get(first.info.id)
 
@@ -124,6 +122,9 @@ def test_layers_of_a_damaged_manifest_are_kept(shelf: Shelf) -> None:
     before = shelf.files()
     store.collect(lambda: Needed([]))
     assert shelf.files() == before
+    assert store.damaged.keys() == {manifest.info.id}
+    assert manifest.info.template_digest in store.damaged[manifest.info.id]
+    assert shelf.store.damaged == {}
 
 
 @pytest.mark.parametrize("step", ["write_json", "publish_dir", "fsync_dir", "seal"])

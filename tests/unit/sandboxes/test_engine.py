@@ -368,7 +368,7 @@ def test_a_lost_channel_is_connected_anew(play: Play) -> None:
 def test_a_template_in_use_is_not_deleted(play: Play) -> None:
     async def scene(world: World) -> None:
         info = await world.create()
-        with pytest.raises(Conflict, match="needed by sandboxes"):
+        with pytest.raises(Conflict, match="needed by sbx_"):
             await world.engine.delete_template("base")
         await world.engine.delete(info.id)
         await world.engine.delete_template("base")

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.unit.sandboxes.world import Play, World
+from torpor.base.fsio import remove_tree
 from torpor.errors import (
     Conflict,
     DataDamaged,
@@ -222,6 +223,23 @@ def test_names_of_the_environment_are_inherited(play: Play) -> None:
         other = await world.create(env={"C": "3"})
         back = await world.engine.rollback(other.id, snap.id)
         assert back.env_names == ("A", "B"), "its environment is the snapshot's now"
+
+    play(scene)
+
+
+def test_what_is_left_of_a_lease_is_said_while_it_does_not_run_down(play: Play) -> None:
+    async def scene(world: World) -> None:
+        info = await world.create(ttl_seconds=100)
+        assert (info.ttl_left_seconds, info.expires_at is None) == (None, False)
+        world.clock.time += timedelta(seconds=30)
+        assert (await world.engine.pause(info.id)).ttl_left_seconds == 70
+        assert (await world.engine.resume(info.id)).ttl_left_seconds is None
+        await world.engine.hibernate(info.id)
+        world.clock.time += timedelta(days=1)
+        await world.restart()
+        assert (await world.engine.get(info.id)).ttl_left_seconds == 70
+        assert (await world.engine.wake(info.id)).ttl_left_seconds is None
+        assert (await world.create()).ttl_left_seconds is None
 
     play(scene)
 
@@ -537,6 +555,30 @@ def test_the_snapshot_of_a_template_that_is_gone_goes_too(play: Play) -> None:
         await world.restart()
         assert await world.engine.snapshots() == ()
         assert _layers(world) == set()
+
+    play(scene)
+
+
+def test_a_template_of_a_damaged_snapshot_is_kept(play: Play) -> None:
+    async def scene(world: World) -> None:
+        info = await world.create()
+        snap = await world.engine.snapshot(info.id)
+        with pytest.raises(Conflict, match=rf"needed by {info.id}, {snap.id}"):
+            await world.engine.delete_template("base")
+        await world.engine.delete(info.id)
+        path = world.home.snapshots / snap.id / "manifest.json"
+        path.chmod(0o600)
+        path.write_bytes(path.read_bytes().replace(b'"vcpus"', b'"vcpuz"'))
+        collected = len(world.templates.collected)
+        await world.restart()
+        assert [s for s in await world.engine.snapshots() if s.id == snap.id] == []
+        assert len(world.templates.collected) == collected, "nothing is collected: who knows"
+        with pytest.raises(Conflict, match=f"needed by {snap.id}"):
+            await world.engine.delete_template("base")
+        remove_tree(path.parent)
+        await world.restart()
+        assert len(world.templates.collected) == collected + 1
+        await world.engine.delete_template("base")
 
     play(scene)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ class FakeTemplates:
             recipe_digest="0" * 64,
         )
         self.deleted: list[str] = []
+        self.collected: list[frozenset[str]] = []
         self.gone: set[str] = set()
 
     async def clean(self) -> None:
@@ -46,7 +47,7 @@ class FakeTemplates:
         pass
 
     def collect(self, needed: Collection[str]) -> None:
-        pass
+        self.collected.append(frozenset(needed))
 
     def get(self, name: str) -> Template:
         if name != "base":
@@ -58,9 +59,9 @@ class FakeTemplates:
             raise NotFound(f"there is no template with digest {digest}")
         return self._template
 
-    def delete(self, name: str, *, needed: Collection[str]) -> None:
-        if self._template.info.digest in needed:
-            raise Conflict(f"template {name} is needed by sandboxes")
+    def delete(self, name: str, *, needed: Mapping[str, Sequence[str]]) -> None:
+        if users := needed.get(self._template.info.digest):
+            raise Conflict(f"template {name} is needed by {', '.join(users)}")
         self.deleted.append(name)
 
 

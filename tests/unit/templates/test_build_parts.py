@@ -14,7 +14,7 @@ from torpor.templates import debian, inside, namespace, plan
 from torpor.templates.mirror import Mirror
 from torpor.templates.plan import BuildPlan
 from torpor.templates.progress import PackagesProgress
-from torpor.templates.recipe import Recipe, RecipeFile, RecipeUser
+from torpor.templates.recipe import Recipe, RecipeFile, RecipeUser, find, load, shipped_names
 
 RECIPE = Recipe(name="own", packages=("git", "curl"), env={"B": "2", "A": "1"})
 
@@ -31,6 +31,22 @@ def make_plan(agent: Path, recipe: Recipe = RECIPE) -> BuildPlan:
         agent=agent,
         mirror=Mirror("http://m.example/debian", None, "a test"),
     )
+
+
+def test_a_recipe_that_cannot_boot_is_refused_before_anything_is_fetched(agent: Path) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        debian.check_packages(make_plan(agent))
+    assert "a kernel (linux-image-cloud-amd64), an init (systemd-sysv), the guest" in str(
+        caught.value
+    )
+    assert 'base = "base"' in str(caught.value.hint)
+    enough = ("linux-image-6.12.1-amd64", "systemd-sysv", "python3=3.13.5-1", "git")
+    debian.check_packages(make_plan(agent, dataclasses.replace(RECIPE, packages=enough)))
+    few = dataclasses.replace(RECIPE, packages=enough[:2])
+    with pytest.raises(InvalidRequest, match="no package for: the guest agent's Python"):
+        debian.check_packages(make_plan(agent, few))
+    for name in shipped_names():
+        debian.check_packages(make_plan(agent, load(find(name))))
 
 
 def test_equal_things_have_equal_digests_anywhere(agent: Path, tmp_path: Path) -> None:

@@ -7,10 +7,12 @@ import errno
 import json
 import logging
 from collections.abc import AsyncIterator, Callable
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
+from tests.fakes.records import T0, FakeClock
 from tests.fakes.templates import FakeBooter, FakeBootstrap, FakeGuest, write_agent
 from torpor.base.home import Home
 from torpor.errors import (
@@ -74,7 +76,13 @@ async def test_build_publishes_and_points(home: Home, own: Path) -> None:
     assert (seen[-1].step, seen[-1].fraction) == ("done", 1.0)
     assert all(event.template is None for event in seen[:-1])
     assert any("sad.service" in event.message for event in seen)
-    assert boot.guest.calls == ["settle", "exec as root", "settle", "shutdown"]
+    assert boot.guest.calls == [
+        "settle",
+        "exec as root",
+        "exec_forget",
+        "settle",
+        "shutdown",
+    ]
     info = seen[-1].template
     assert info is not None
     assert (info.name, info.vcpus, info.env) == ("own", 2, {"A": "1"})
@@ -89,6 +97,20 @@ async def test_build_publishes_and_points(home: Home, own: Path) -> None:
     written = json.loads((home.templates / info.digest / "manifest.json").read_text())
     assert written["format"] == 1
     assert len(written["files"]["disk.raw"]["sparse_sha256"]) == 64
+
+
+async def test_the_age_of_a_template_counts_from_when_it_is_there(home: Home, own: Path) -> None:
+    clock = FakeClock()
+
+    class SlowGuest(FakeGuest):
+        async def shutdown(self) -> None:
+            clock.time += timedelta(minutes=5)
+
+    store = TemplateStore(home, FakeBooter(SlowGuest()), bootstrap=FakeBootstrap(), clock=clock)
+    info = (await events_of(store.build(own)))[-1].template
+    assert info is not None
+    assert info.created_at == clock.now() > T0
+    assert store.get("own").info.created_at == info.created_at
 
 
 async def test_second_build_is_returned_at_once(home: Home, own: Path) -> None:
@@ -261,8 +283,10 @@ async def test_get_and_delete(home: Home, own: Path) -> None:
     assert caught.value.hint == "build it: torpor template build own"
     info = (await events_of(store.build(own)))[-1].template
     assert info is not None
-    with pytest.raises(Conflict):
-        store.delete("own", needed={info.digest})
+    users = [f"sbx_{n}" for n in range(7)]
+    with pytest.raises(Conflict, match=r"needed by sbx_0, .*sbx_4 and 2 more") as refused:
+        store.delete("own", needed={info.digest: users})
+    assert refused.value.facts["needed_by"] == users
     assert store.get("own").info == info
     store.delete("own")
     with pytest.raises(NotFound):
