@@ -256,7 +256,11 @@ class FakeSnapshots:
         if found.info.state is not S.HIBERNATED:
             self._need(sandbox_id, S.RUNNING, S.PAUSED)
             self._take(sandbox_id, "hibernate")
-            found.info = replace(found.info, state=S.HIBERNATED)
+            ends = found.info.expires_at
+            left = None if ends is None else (ends - datetime.now(UTC)).total_seconds()
+            found.info = replace(
+                found.info, state=S.HIBERNATED, expires_at=None, ttl_left_seconds=left
+            )
             found.guest = found.guest.cut()
         assert found.info.parent_snapshot is not None
         return self._point(found.info.parent_snapshot).info
@@ -265,9 +269,13 @@ class FakeSnapshots:
         found = self._found(sandbox_id)
         if found.info.state is not S.RUNNING:
             self._need(sandbox_id, S.HIBERNATED)
+            left = found.info.ttl_left_seconds
+            ends = None if left is None else datetime.now(UTC) + timedelta(seconds=left)
             found.info = replace(
                 found.info,
                 state=S.RUNNING,
+                expires_at=ends,
+                ttl_left_seconds=None,
                 boot_mode="resume",
                 boot_ms=5,
                 generation=found.info.generation + 1,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from torpor.base.units import format_bytes
+from torpor.cli.app import tell_as_asked
 from torpor.cli.find import SandboxArg, find
 from torpor.cli.output import AsJson, age, pairs, print_json, print_table
 from torpor.errors import InvalidRequest, TorporError
@@ -19,6 +21,8 @@ from torpor.model import ExecEnded, ExecEvent, ExecInfo, ExecOutput, ExecStarted
 if TYPE_CHECKING:
     from torpor.sdk.sync_process import Process
     from torpor.sdk.sync_sandbox import Sandbox
+
+_NO_PROGRAM, _NOT_RUN = 127, 126
 
 Env = Annotated[
     list[str] | None, typer.Option("-e", "--env", metavar="KEY=VALUE", help="Its environment.")
@@ -52,6 +56,37 @@ def exec_command(
 
     Options stand before the sandbox's id. The exit code is the command's. Ctrl-C is sent to it; twice kills it.
     """
+    with _refusal_as_a_shell():
+        _exec(sandbox, command, env, cwd, user, timeout, stdin, detach, as_json)
+
+
+exec_command.settings = {"allow_interspersed_args": False}  # type: ignore[attr-defined]
+
+
+@contextlib.contextmanager
+def _refusal_as_a_shell() -> Iterator[None]:
+    """Exit as a shell does when there is no such program (127), or when it cannot be run (126)."""
+    try:
+        yield
+    except InvalidRequest as error:
+        if error.facts.get("step") != "program":
+            raise
+        tell_as_asked(error)
+        missing = error.facts.get("errno") in ("ENOENT", "ENOTDIR")
+        raise typer.Exit(_NO_PROGRAM if missing else _NOT_RUN) from None
+
+
+def _exec(
+    sandbox: str,
+    command: list[str],
+    env: list[str] | None,
+    cwd: str | None,
+    user: str | None,
+    timeout: float | None,
+    stdin: bool,
+    detach: bool,
+    as_json: bool,
+) -> None:
     words = command[1:] if command[0] == "--" else command
     if not words:
         raise InvalidRequest("there is no command", hint=f"torpor exec {sandbox} -- COMMAND…")
@@ -86,9 +121,6 @@ def exec_command(
     else:
         events = found.exec_stream(text, env=given, cwd=cwd, user=user, timeout_seconds=timeout)
     raise typer.Exit(_follow(found, events))
-
-
-exec_command.settings = {"allow_interspersed_args": False}  # type: ignore[attr-defined]
 
 
 def shell(

@@ -51,7 +51,7 @@ def cp(
         else:
             assert remote_source is not None
             sandbox = find(remote_source[1])
-            place = str(_place_here(remote_source[2], target))
+            place = str(_place_here(sandbox, remote_source[2], target))
             moved = sandbox.filesystem.download(
                 remote_source[2], place, skip_outside_links=skip_outside_links, progress=progress
             )
@@ -68,10 +68,15 @@ def _place_inside(sandbox: Sandbox, source: Path, target: str) -> str:
     return posixpath.join(target, source.resolve().name) if is_dir else target
 
 
-def _place_here(source: str, target: str) -> Path:
+def _place_here(sandbox: Sandbox, source: str, target: str) -> Path:
+    """Return where `source` goes. Raises `NotFound` when that is in a folder that is not there."""
     path = Path(target)
-    if target.endswith("/") or path.is_dir():
+    if path.is_dir():
         return path / posixpath.basename(posixpath.normpath(source))
+    if target.endswith("/") and sandbox.filesystem.stat(source).kind != "dir":
+        raise NotFound(f"there is no folder {target}", hint=f"make it: mkdir -p {target}")
+    if not path.parent.is_dir():
+        raise NotFound(f"there is no folder {path.parent}", hint=f"make it: mkdir -p {path.parent}")
     return path
 
 

@@ -70,6 +70,14 @@ def find_source(text: str) -> str:
     try:
         sandbox = find(text).id
     except NotFound:
+        if text.startswith("sbx_"):
+            raise
+        found = matching(text)
+        if not found:
+            raise NotFound(
+                f"no sandbox's and no snapshot's id begins with {text!r}",
+                hint="`torpor ls` and `torpor snapshots` list them",
+            ) from None
         return find_snapshot(text).id
     if not is_id(text, "sbx") and not text.startswith("sbx") and matching(text):
         raise InvalidRequest(

@@ -18,11 +18,24 @@ from torpor.cli.output import (
     print_facts,
     print_json,
     print_table,
+    span,
 )
 from torpor.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from torpor.model import SandboxInfo
+
+
+_SAID_OTHERWISE = (
+    "ram_mib",
+    "disk_gib",
+    "expires_at",
+    "ttl_left_seconds",
+    "ttl_seconds",
+    "on_timeout",
+    "env_names",
+)
+"""Fields that `get` shows in other words."""
 
 
 def create(
@@ -48,10 +61,14 @@ def create(
     """Make a sandbox and print its id."""
     from torpor.sdk.sync_sandbox import Sandbox
 
-    if network not in ("user", "none") or on_timeout not in ("delete", "hibernate"):
+    if network not in ("user", "none"):
         raise InvalidRequest(
-            f"--network {network!r}, --on-timeout {on_timeout!r}: one of them is not known",
-            hint="--network user|none, --on-timeout delete|hibernate",
+            f"--network {network!r} is not known",
+            hint="--network user (out, not in) or --network none",
+        )
+    if on_timeout not in ("delete", "hibernate"):
+        raise InvalidRequest(
+            f"--on-timeout {on_timeout!r} is not known", hint="--on-timeout delete|hibernate"
         )
     sandbox = Sandbox.create(
         template,
@@ -109,7 +126,7 @@ def ls(
                     format_bytes(info.ram_mib << 20),
                     format_bytes(info.disk_gib << 30),
                     age(info.created_at),
-                    left(info.expires_at),
+                    _ends(info),
                 )
                 for info in found
             ],
@@ -134,12 +151,18 @@ def _facts(info: SandboxInfo) -> dict[str, object]:
     facts["env"] = ", ".join(info.env_names) or None
     facts["metadata"] = ", ".join(f"{key}={value}" for key, value in info.metadata.items()) or None
     facts["created_at"] = f"{info.created_at:%Y-%m-%d %H:%M:%S} UTC, {age(info.created_at)} ago"
-    facts["ends"] = (
-        f"{left(info.expires_at)}, then {info.on_timeout}" if info.expires_at else "never"
-    )
-    for name in ("ram_mib", "disk_gib", "expires_at", "ttl_seconds", "on_timeout", "env_names"):
+    ends = _ends(info)
+    facts["ends"] = ends if ends == "never" else f"{ends}, then {info.on_timeout}"
+    for name in _SAID_OTHERWISE:
         del facts[name]
     return facts
+
+
+def _ends(info: SandboxInfo) -> str:
+    """Return when a sandbox ends; what is left of a lease that does not run down now is time of running."""
+    if info.expires_at is None and info.ttl_left_seconds is not None:
+        return f"after {span(info.ttl_left_seconds)} of running"
+    return left(info.expires_at)
 
 
 def pause(sandbox: SandboxArg, as_json: AsJson = False) -> None:
@@ -182,7 +205,7 @@ def ttl(
     if as_json:
         print_json(info)
     else:
-        print(left(info.expires_at))
+        print(_ends(info))
 
 
 def rm(

@@ -37,6 +37,14 @@ class _CreateUnlessNamed(TyperGroup):
             args = ["create", *args]
         return super().parse_args(ctx, args)
 
+    @override
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        super().format_options(ctx, formatter)
+        own = self.commands["create"].get_params(ctx)
+        records = [found for param in own if (found := param.get_help_record(ctx))]
+        with formatter.section("Options of `torpor snapshot SANDBOX`"):
+            formatter.write_dl(records)
+
 
 app = typer.Typer(
     cls=_CreateUnlessNamed,

@@ -179,7 +179,8 @@ class AsyncFilesystem:
         Modes are kept, owners are not. `progress` is called in a thread of its own for folders.
 
         Raises:
-            InvalidRequest: `local` does not exist or cannot be read.
+            NotFound: `local` does not exist.
+            InvalidRequest: it cannot be read.
         """
         source = Path(local)
         if await asyncio.to_thread(source.is_dir):
@@ -187,6 +188,8 @@ class AsyncFilesystem:
         try:
             found = await asyncio.to_thread(source.stat)
             file = await asyncio.to_thread(source.open, "rb")
+        except FileNotFoundError as exc:
+            raise NotFound(f"cannot read {source}: {exc.strerror}", path=source) from exc
         except OSError as exc:
             raise InvalidRequest(f"cannot read {source}: {exc.strerror}", path=source) from exc
         with file:

@@ -11,10 +11,22 @@ from torpor.model import SandboxId, SandboxInfo
 from torpor.sdk.client import Client, Connection, connection, quote_part, resolved
 
 
+def made_by(name: str) -> str:
+    """Return what is said to who calls the class itself."""
+    return f"{name}() makes nothing; use {name}.create(...) for a new sandbox, {name}.get(id) for one that is there"
+
+
 class AsyncHandle:
     """Knows one sandbox by its id."""
 
-    def __init__(self, sandbox_id: str, info: SandboxInfo | None, client: Client | None) -> None:
+    def __init__(
+        self,
+        sandbox_id: str | None = None,
+        info: SandboxInfo | None = None,
+        client: Client | None = None,
+    ) -> None:
+        if sandbox_id is None:
+            raise TypeError(made_by(type(self).__name__))
         self._id = SandboxId(sandbox_id)
         self._info = info
         self._client = resolved(client)

@@ -47,6 +47,7 @@ def sandbox_info(body: Body) -> SandboxInfo:
         idle_seconds=body["idle_seconds"],
         parent_snapshot=body["parent_snapshot"],
         generation=body["generation"],
+        ttl_left_seconds=body.get("ttl_left_seconds"),
     )
 
 

@@ -8,6 +8,7 @@ from typing_extensions import override
 
 from torpor.model import SandboxId, SandboxInfo
 from torpor.sdk.client import Client
+from torpor.sdk.handle import AsyncHandle, made_by
 
 if TYPE_CHECKING:
     from torpor.sdk.sandbox import AsyncSandbox
@@ -16,7 +17,9 @@ if TYPE_CHECKING:
 class Handle:
     """Knows one sandbox by its id."""
 
-    def __init__(self, sandbox: AsyncSandbox) -> None:
+    def __init__(self, sandbox: AsyncSandbox | None = None) -> None:
+        if not isinstance(sandbox, AsyncHandle):
+            raise TypeError(made_by(type(self).__name__))
         self._sandbox = sandbox
 
     @classmethod

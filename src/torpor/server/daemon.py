@@ -33,6 +33,13 @@ from torpor.server.listen import listen_tcp, listen_unix, tcp_token
 
 log = logging.getLogger("torpor.server")
 
+_QUIET = {
+    "alembic": logging.WARNING,
+    # it calls each end of a QEMU an error; what matters of that is raised to us
+    "qemu.qmp": logging.CRITICAL,
+}
+"""Loggers of parts that we use, and from which level on they are heard."""
+
 KEEP_ALIVE_S = 75
 """Seconds that an idle connection is kept; clients drop theirs before (30 s), so that none is cut in use."""
 
@@ -57,7 +64,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    logging.getLogger("alembic").setLevel(logging.WARNING)
+    for name, level in _QUIET.items():
+        logging.getLogger(name).setLevel(level)
     try:
         with _daemon_lock(options.home):
             os.chdir(options.home.root)

@@ -130,6 +130,10 @@ class SandboxWire(Wire):
     on_timeout: OnTimeout
     created_at: datetime
     expires_at: datetime | None
+    ttl_left_seconds: Annotated[
+        float | None,
+        Field(description="What is left of the TTL while it does not run down: paused, asleep."),
+    ]
     boot_mode: BootMode | None
     boot_ms: int | None
     driver: str
@@ -160,6 +164,7 @@ class SandboxWire(Wire):
             on_timeout=info.on_timeout,
             created_at=info.created_at,
             expires_at=info.expires_at,
+            ttl_left_seconds=info.ttl_left_seconds,
             boot_mode=info.boot_mode,
             boot_ms=info.boot_ms,
             driver=info.driver,

@@ -20,6 +20,7 @@ from torpor import Sandbox, __version__
 from torpor.base.home import Home
 from torpor.cli.app import app
 from torpor.cli.commands import COMMANDS
+from torpor.errors import InvalidRequest
 
 pytestmark = pytest.mark.usefixtures("server")
 TORPOR = [sys.executable, "-m", "torpor.cli"]
@@ -205,7 +206,46 @@ def test_cp(cli: Cli, sandbox: str, tmp_path: Path) -> None:
     cli.fails("cp", "a", "b", code=64)
     cli.fails("cp", f"{sandbox}:/a", f"{sandbox}:/b", code=64)
     cli.fails("cp", f"{sandbox}:/none", str(out), code=66)
-    cli.fails("cp", str(tmp_path / "none"), f"{sandbox}:/x", code=64)
+    cli.fails("cp", str(tmp_path / "none"), f"{sandbox}:/x", code=66)
+    for target in ("new/", "new/file", "new/sub/"):
+        error = cli.fails("cp", f"{sandbox}:/workspace/file", f"{tmp_path}/{target}", code=66)
+        assert "there is no folder" in error
+    assert not (tmp_path / "new").exists(), "as with cp: folders are not made by the way"
+    cli("cp", f"{sandbox}:/workspace/dir", f"{tmp_path}/new/")
+    assert (tmp_path / "new/sub/file").read_text() == "text"
+
+
+def test_what_a_user_is_told(cli: Cli, sandbox: str) -> None:
+    shown = cli("snapshot", "-h")
+    assert re.search(r"Options of `torpor snapshot SANDBOX`:\n.*--label", shown, re.DOTALL)
+    assert "verify" in shown
+    told = cli.fails("create", "--network", "bridge", code=64)
+    assert "--network 'bridge'" in told
+    assert "--on-timeout" not in told
+    assert "--on-timeout 'x'" in cli.fails("create", "--on-timeout", "x", code=64)
+    told = cli.fails("layers", "sbx_nope", code=66)
+    assert "no sandbox's id begins with 'sbx_nope'" in told
+    assert "and no snapshot's" in cli.fails("layers", "nope", code=66)
+    cli("ttl", sandbox, "600")
+    cli("hibernate", sandbox)
+    assert re.search(r"after (9|10) min of running$", cli("ls"), re.MULTILINE)
+    assert re.search(
+        r"^ends +after (9|10) min of running, then delete$", cli("get", sandbox), re.MULTILINE
+    )
+
+
+def test_a_program_that_cannot_be_run_is_told_as_by_a_shell(
+    cli: Cli, sandbox: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, code in (("ENOENT", 127), ("ENOTDIR", 127), ("EACCES", 126), (None, 64)):
+        facts = {} if number is None else {"step": "program", "errno": number}
+        refused = InvalidRequest("the program 'nope' cannot be run", **facts)
+
+        def refuse(*_: object, refused: InvalidRequest = refused, **__: object) -> None:
+            raise refused
+
+        monkeypatch.setattr(Sandbox, "exec_stream", refuse)
+        assert "cannot be run" in cli.fails("exec", sandbox, "nope", "x", code=code)
 
 
 def test_templates(cli: Cli, sandbox: str, tmp_path: Path) -> None:

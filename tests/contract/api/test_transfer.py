@@ -80,12 +80,14 @@ def test_a_file_goes_there_and_back(sandbox: Sandbox, tree: Path, tmp_path: Path
 
 
 def test_what_is_not_there(sandbox: Sandbox, tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequest, match="cannot read"):
+    with pytest.raises(NotFound, match="cannot read"):
         sandbox.filesystem.upload(tmp_path / "none", "/x")
     with pytest.raises(NotFound):
         sandbox.filesystem.download("/none", tmp_path / "x")
     sandbox.filesystem.write("/x", "x")
     (tmp_path / "file").write_text("")
+    with pytest.raises(InvalidRequest, match="cannot read"):
+        sandbox.filesystem.upload(tmp_path / "file/below", "/x")
     with pytest.raises(InvalidRequest, match="cannot write"):
         sandbox.filesystem.download("/x", tmp_path / "file/below")
 

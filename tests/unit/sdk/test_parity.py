@@ -97,3 +97,14 @@ def test_which_methods_work_on_the_class(cls: type, duals: set[str]) -> None:
     for name in (*duals, "fork"):
         assert getattr(cls, name).__doc__
         assert getattr(cls, name).__name__ == name
+
+
+@pytest.mark.parametrize("cls", [Sandbox, AsyncSandbox])
+def test_who_calls_the_class_is_told_what_to_call(cls: type) -> None:
+    with pytest.raises(TypeError, match=rf"{cls.__name__}\.create\(\.\.\.\)"):
+        cls()
+
+
+def test_a_name_is_no_sandbox() -> None:
+    with pytest.raises(TypeError, match=r"Sandbox\.create\(\.\.\.\)"):
+        Sandbox("base")  # type: ignore[arg-type]
