@@ -12,8 +12,10 @@ if TYPE_CHECKING:
     from torpor import errors
     from torpor.memory import Memory
     from torpor.sdk.client import Client
+    from torpor.sdk.daemon_memory import AsyncDaemonMemory
     from torpor.sdk.sandbox import AsyncSandbox
     from torpor.sdk.snapshots import AsyncSnapshot
+    from torpor.sdk.sync_memory import DaemonMemory
     from torpor.sdk.sync_sandbox import Sandbox
     from torpor.sdk.sync_snapshots import Snapshot
     from torpor.sdk.sync_templates import Templates
@@ -22,10 +24,12 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "AsyncDaemonMemory",
     "AsyncSandbox",
     "AsyncSnapshot",
     "AsyncTemplates",
     "Client",
+    "DaemonMemory",
     "Memory",
     "Sandbox",
     "Snapshot",
@@ -35,10 +39,12 @@ __all__ = [
 ]
 
 _HOMES = {
+    "AsyncDaemonMemory": "torpor.sdk.daemon_memory",
     "AsyncSandbox": "torpor.sdk.sandbox",
     "AsyncSnapshot": "torpor.sdk.snapshots",
     "AsyncTemplates": "torpor.sdk.templates",
     "Client": "torpor.sdk.client",
+    "DaemonMemory": "torpor.sdk.sync_memory",
     "Memory": "torpor.memory",
     "Sandbox": "torpor.sdk.sync_sandbox",
     "Snapshot": "torpor.sdk.sync_snapshots",

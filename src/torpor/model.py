@@ -112,6 +112,11 @@ class SandboxInfo:
     ttl_left_seconds: float | None = None
     """What is left of its lease while that does not run down (paused, asleep); None: it runs down, or there is none."""
 
+    @property
+    def agent(self) -> str:
+        """Whose memory it has: `agent` of its metadata, else its id."""
+        return self.metadata.get("agent") or self.id
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotInfo:

@@ -34,6 +34,7 @@ from torpor.errors import (
     NotFound,
     WrongState,
 )
+from torpor.memory.service import MemoryService
 from torpor.model import (
     BuildEvent,
     ExecEnded,
@@ -55,6 +56,7 @@ from torpor.model import (
     SandboxState,
     TemplateInfo,
 )
+from torpor.sandboxes.memories import AgentMemories
 
 CHUNK_BYTES = 64 << 10
 
@@ -289,8 +291,11 @@ class FakeSandbox:
 class FakeEngine(FakeSnapshots):
     """Keeps sandboxes in memory; forgets them when its process ends."""
 
-    def __init__(self, home: Home | None = None) -> None:
+    def __init__(self, home: Home | None = None, *, folder: Path | None = None) -> None:
+        """Keep sandboxes in memory, and what their agents know in `folder`."""
         self.home = home
+        self._folder = folder
+        self._memories: AgentMemories | None = None
         self.sandboxes: dict[SandboxId, FakeSandbox] = {}
         self.built: dict[str, TemplateInfo] = {}
         self.reset()
@@ -301,6 +306,20 @@ class FakeEngine(FakeSnapshots):
         self.users: Counter[SandboxId] = Counter()
         """How many hold each sandbox's guest."""
         self.forget_snapshots()
+        self._forget_memories()
+
+    @property
+    def memories(self) -> AgentMemories:
+        """A real memory, in a folder of its own."""
+        assert self._memories is not None, "this engine was given no folder"
+        return self._memories
+
+    def _forget_memories(self) -> None:
+        if self._folder is not None:
+            folder = self._folder / new_id("mem")
+            folder.mkdir()
+            service = MemoryService(folder / "memory.db")
+            self._memories = AgentMemories(service, find=self.get, scratch=folder)
 
     async def start(self) -> None:
         """Do what the test asked for in the environment of a daemon of its own."""
@@ -311,6 +330,8 @@ class FakeEngine(FakeSnapshots):
         await asyncio.sleep(float(os.environ.get("TORPOR_FAKE_STARTS_S", "0")))
 
     async def aclose(self) -> None:
+        if self._memories is not None:
+            await self._memories.service.aclose()
         for sandbox in self.sandboxes.values():
             for found in sandbox.guest.execs.values():
                 found.kill(9)
@@ -494,4 +515,4 @@ class FakeEngine(FakeSnapshots):
 
 def open_engine(home: Home) -> FakeEngine:
     """Stand in for `torpor.sandboxes.engine.open_engine`."""
-    return FakeEngine(home)
+    return FakeEngine(home, folder=home.tmp)

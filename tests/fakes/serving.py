@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import tempfile
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
@@ -21,7 +22,8 @@ class ServerThread:
     """An event loop in a thread, with the server in it."""
 
     def __init__(self) -> None:
-        self.engine = FakeEngine()
+        self._folder = tempfile.TemporaryDirectory(prefix="torpor-fake.")
+        self.engine = FakeEngine(folder=Path(self._folder.name))
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
@@ -54,6 +56,7 @@ class ServerThread:
         self.run(self.engine.aclose())
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(10)
+        self._folder.cleanup()
 
 
 @contextlib.contextmanager

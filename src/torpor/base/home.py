@@ -32,6 +32,11 @@ class Home:
         return self.root / "torpor.db"
 
     @property
+    def memory(self) -> Path:
+        """The SQLite file with what agents know."""
+        return self.root / "memory.db"
+
+    @property
     def socket(self) -> Path:
         """The daemon's Unix socket, mode 0600."""
         return self.root / "torpord.sock"

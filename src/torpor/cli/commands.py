@@ -44,6 +44,7 @@ COMMANDS: dict[str, Lazy] = {
     "ps": Lazy("torpor.cli.execs", "ps", "List the processes or commands in a sandbox."),
     "cp": Lazy("torpor.cli.files", "cp", "Copy files and folders in and out of a sandbox."),
     "template": Lazy("torpor.cli.templates", "app", "Build and look after templates."),
+    "memory": Lazy("torpor.cli.memory", "app", "What agents know: look, correct, forget."),
     "doctor": Lazy("torpor.cli.system", "doctor", "Say what this host has and what is missing."),
     "demo": Lazy(
         "torpor.cli.demo", "demo", "Do the main job on a real source tree and show the times."

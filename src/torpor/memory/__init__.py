@@ -6,10 +6,12 @@ holds is a pure function of branch, transaction and time (`belief.py`). No model
 
 from __future__ import annotations
 
-from torpor.memory.extract.base import Candidate, Extractor
+from torpor.memory.extract.base import Extractor
 from torpor.memory.memory import Memory
-from torpor.memory.model import (
+from torpor.memory.space import Space
+from torpor.model_memory import (
     Authority,
+    Candidate,
     Cardinality,
     Episode,
     Fact,
@@ -22,8 +24,7 @@ from torpor.memory.model import (
     SourceKind,
     Status,
 )
-from torpor.memory.recording import EpisodeInput, FactInput
-from torpor.memory.space import Space
+from torpor.model_memory_inputs import EpisodeInput, FactInput
 
 __all__ = [
     "Authority",

@@ -13,7 +13,10 @@ from dataclasses import replace
 from torpor.errors import NotFound
 from torpor.memory import belief
 from torpor.memory.belief import Claim
-from torpor.memory.model import (
+from torpor.memory.rows import ConflictRow, EpisodeRow, FactRow, StateRow
+from torpor.memory.times import to_time, to_time_or_none
+from torpor.memory.view import View
+from torpor.model_memory import (
     RANK,
     Authority,
     Cardinality,
@@ -24,9 +27,6 @@ from torpor.memory.model import (
     SourceKind,
     Status,
 )
-from torpor.memory.rows import ConflictRow, EpisodeRow, FactRow, StateRow
-from torpor.memory.times import to_time, to_time_or_none
-from torpor.memory.view import View
 
 
 class Beliefs:

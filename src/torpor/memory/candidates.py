@@ -9,18 +9,18 @@ from datetime import datetime
 from torpor.memory.beliefs import Beliefs
 from torpor.memory.corpus import EPISODE, FACT, Corpus
 from torpor.memory.line import Line
-from torpor.memory.model import (
-    STANDING_KINDS,
-    FactKind,
-    SourceKind,
-    Status,
-)
 from torpor.memory.ranking import DEFAULT, Scores, Weights, neighbours, top, with_facts
 from torpor.memory.reading import HELD
 from torpor.memory.rows import EpisodeRow, EvidenceRow
 from torpor.memory.support import SUPPORTING
 from torpor.memory.times import to_time
 from torpor.memory.words import coverage
+from torpor.model_memory import (
+    STANDING_KINDS,
+    FactKind,
+    SourceKind,
+    Status,
+)
 
 MIN_COVERAGE = 0.25
 """A text that has this part of the query's words is about it, whatever a model says."""

@@ -13,9 +13,9 @@ import json
 from collections import defaultdict
 from typing import Any
 
-from torpor.memory.model import ChainReport
 from torpor.memory.rows import CHAINED, TABLES, ErasureRow, TombstoneRow, Txn
 from torpor.memory.store import Store
+from torpor.model_memory import ChainReport
 
 GENESIS = "0" * 64
 _SHOWN = 20

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from torpor.errors import InvalidRequest, LimitExceeded
-from torpor.memory.model import Json
+from torpor.model_memory import Json
 
 MAX_CONTENT_BYTES = 1 << 20
 MAX_VALUE_BYTES = 1 << 20

@@ -13,7 +13,6 @@ from torpor.base.ids import new_id
 from torpor.errors import InvalidRequest, NotFound
 from torpor.memory import belief, checks
 from torpor.memory.beliefs import Beliefs
-from torpor.memory.model import RANK, Authority, Cardinality, FactKind, Json, Scope, Status
 from torpor.memory.rows import (
     ConflictRow,
     DerivationRow,
@@ -24,6 +23,7 @@ from torpor.memory.rows import (
 )
 from torpor.memory.unit import Unit
 from torpor.memory.view import View
+from torpor.model_memory import RANK, Authority, Cardinality, FactKind, Json, Scope, Status
 
 AUTHORITY_OF_SOURCE = {
     "user": Authority.USER_SAID,

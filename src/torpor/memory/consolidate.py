@@ -7,6 +7,7 @@ looked at and rolled back. Candidates are kept in the plan, so that applying it 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import NoReturn
 
@@ -15,14 +16,23 @@ from torpor.errors import InvalidRequest, LimitExceeded, WrongState
 from torpor.memory import checks, claims
 from torpor.memory.beliefs import Beliefs, to_episode
 from torpor.memory.claims import AUTHORITY_OF_SOURCE, Proposal, Span
-from torpor.memory.extract.base import Candidate, Extractor
+from torpor.memory.extract.base import Extractor
 from torpor.memory.line import Line
-from torpor.memory.model import Cardinality, Episode, FactKind, Plan, PlanItem, Scope, Status
 from torpor.memory.recording import PRECISIONS
 from torpor.memory.rows import ConsolidatedRow, EpisodeRow, EvidenceRow
 from torpor.memory.times import to_us
 from torpor.memory.unit import Unit
 from torpor.memory.view import View
+from torpor.model_memory import (
+    Candidate,
+    Cardinality,
+    Episode,
+    FactKind,
+    Plan,
+    PlanItem,
+    Scope,
+    Status,
+)
 
 MAX_EPISODES = 10_000
 """Episodes that one plan takes at most; the next call takes the rest."""
@@ -40,10 +50,26 @@ def _stop() -> NoReturn:
     raise _DryRun
 
 
-def plan(line: Line, extractor: Extractor) -> Plan:
-    """Return what consolidation would do now; nothing is written."""
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What an extractor elsewhere made of some episodes."""
+
+    name: str
+    episodes: Sequence[str]
+    candidates: Sequence[Candidate]
+
+    def extract(self, episodes: Sequence[Episode]) -> Sequence[Candidate]:
+        """Return the candidates of the episodes that are still to be read."""
+        wanted = {e.id for e in episodes}
+        return [c for c in self.candidates if c.episode in wanted]
+
+
+def plan(line: Line, extractor: Extractor, *, only: frozenset[str] | None = None) -> Plan:
+    """Return what consolidation would do now, with the episodes of `only` if that is given; nothing is written."""
     view = line.view()
     episodes = unread(view, extractor.name)
+    if only is not None:
+        episodes = [e for e in episodes if e.id in only]
     candidates = tuple(extractor.extract(episodes)) if episodes else ()
     made = Plan(
         branch=view.branch.id,
@@ -139,14 +165,13 @@ def _carry_out(work: Unit, view: View, given: Plan) -> tuple[PlanItem, ...]:
     return tuple(items)
 
 
-def _in_order(candidates: Sequence[object], rows: dict[str, EpisodeRow]) -> list[Candidate]:
-    known = [c for c in candidates if isinstance(c, Candidate)]
+def _in_order(candidates: Sequence[Candidate], rows: dict[str, EpisodeRow]) -> list[Candidate]:
 
     def when(c: Candidate) -> tuple[int, int]:
         row = rows.get(c.episode)
         return (row.occurred_at, row.tx) if row is not None else (0, 0)
 
-    return sorted(known, key=when)
+    return sorted(candidates, key=when)
 
 
 def _one(

@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torpor.memory.embed.base import Embedder
-from torpor.memory.model import STANDING_KINDS
 from torpor.memory.rows import Branch, DocRow, FactRow, StateRow
 from torpor.memory.store import Range, Store
 from torpor.memory.view import View
+from torpor.model_memory import STANDING_KINDS
 
 if TYPE_CHECKING:
     import numpy as np

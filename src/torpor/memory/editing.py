@@ -15,11 +15,11 @@ from torpor.memory import checks, claims
 from torpor.memory.beliefs import Beliefs
 from torpor.memory.claims import Proposal
 from torpor.memory.line import Line
-from torpor.memory.model import Authority, Cardinality, Done, Fact, FactKind, Json, Scope, Status
 from torpor.memory.rows import ConflictRow, EvidenceRow, FactRow, StateRow, SupersessionRow, Txn
 from torpor.memory.times import to_us
 from torpor.memory.unit import Unit
 from torpor.memory.view import View
+from torpor.model_memory import Authority, Cardinality, Done, Fact, FactKind, Json, Scope, Status
 
 
 def supersede(line: Line, old: str, new: str, reason: str) -> Done:

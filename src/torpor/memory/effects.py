@@ -7,14 +7,14 @@ from torpor.errors import NotFound, WrongState
 from torpor.memory import checks
 from torpor.memory.chain import id_digest
 from torpor.memory.line import Line
-from torpor.memory.model import (
-    Effect,
-)
 from torpor.memory.rows import (
     EffectRow,
 )
 from torpor.memory.store import Range
 from torpor.memory.times import to_time
+from torpor.model_memory import (
+    Effect,
+)
 
 BY_PARENT = "parent:"
 

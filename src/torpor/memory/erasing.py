@@ -21,7 +21,6 @@ from torpor.memory.corpus import GENERATION
 from torpor.memory.doomed import Doomed, Selector, all_text, find_doomed
 from torpor.memory.effects import erased_key
 from torpor.memory.line import Line
-from torpor.memory.model import Receipt
 from torpor.memory.rows import (
     TABLES,
     CheckRow,
@@ -45,6 +44,7 @@ from torpor.memory.sqlite import scan_files
 from torpor.memory.store import Scan, Store
 from torpor.memory.times import to_time
 from torpor.memory.unit import Unit
+from torpor.model_memory import Receipt
 
 _NEEDLE = 32
 

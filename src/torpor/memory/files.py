@@ -6,28 +6,20 @@ one before, with its history, and a deleted file is an ended fact. There are no 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torpor.errors import Conflict, InvalidRequest, LimitExceeded, NotFound
 from torpor.memory import checks
-from torpor.memory.model import Authority, Fact, FactKind
-from torpor.memory.space import Space
+from torpor.model_memory import Authority, Fact, FactKind, MemoryFile
+
+if TYPE_CHECKING:
+    from torpor.memory.space import Space
 
 ROOT = "/memories"
 MAX_FILE_BYTES = 256 << 10
 MAX_PATH_CHARS = 200
 _ATTRIBUTE = "content"
 _SHOWN_LINES = 4
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryFile:
-    """A file as it is now."""
-
-    path: str
-    content: str
-    fact: str
-    size_bytes: int
 
 
 def check_path(path: str) -> str:

@@ -10,33 +10,20 @@ import base64
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torpor.base.fsio import write_atomic
 from torpor.errors import Conflict, DataDamaged, HostNotReady, NotFound
 from torpor.memory import chain
-from torpor.memory.model import SourceKind
 from torpor.memory.rows import EXPORTED, TABLES, EpisodeRow, FactRow, StateRow, Txn, columns
 from torpor.memory.store import Store
+from torpor.model_memory import Exported, SourceKind
 
 FORMAT = "torpor-memory"
 VERSION = 1
 _MAX_LINE_BYTES = 16 << 20
 _BY_NAME = {TABLES[t]: t for t in EXPORTED}
-
-
-@dataclass(frozen=True, slots=True)
-class Exported:
-    """What an export or import moved."""
-
-    path: str
-    rows: int
-    head: str
-    """Hash of the last transaction."""
-    lost: int = 0
-    """Rows that a salvage could not read."""
 
 
 def encode(row: tuple[Any, ...]) -> bytes:

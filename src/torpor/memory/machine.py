@@ -7,16 +7,7 @@ from torpor.errors import Conflict, NotFound, WrongState
 from torpor.memory import checks
 from torpor.memory.effects import BY_PARENT, effects_since, latest_effects
 from torpor.memory.line import Line
-from torpor.memory.model import (
-    Done,
-    Policy,
-    Restored,
-    Scope,
-    SourceKind,
-    Status,
-    Watermark,
-)
-from torpor.memory.recording import EpisodeInput, put_episode
+from torpor.memory.recording import put_episode
 from torpor.memory.rows import (
     Branch,
     FactRow,
@@ -27,6 +18,16 @@ from torpor.memory.rows import (
 from torpor.memory.store import Range
 from torpor.memory.unit import Unit
 from torpor.memory.view import View, load_branch
+from torpor.model_memory import (
+    Done,
+    Policy,
+    Restored,
+    Scope,
+    SourceKind,
+    Status,
+    Watermark,
+)
+from torpor.model_memory_inputs import EpisodeInput
 
 MACHINE = "machine"
 """Marks a suspension by a restore."""

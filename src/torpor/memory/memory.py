@@ -16,15 +16,14 @@ from torpor.memory import chain, checks, jsonl
 from torpor.memory.corpus import GENERATION, Corpus
 from torpor.memory.embed.base import Embedder
 from torpor.memory.erasing import Unproven
-from torpor.memory.jsonl import Exported
 from torpor.memory.line import Line, ensure_agent
-from torpor.memory.model import ChainReport
 from torpor.memory.rows import Branch, DocRow, EpisodeRow, FactRow, Head, VectorRow
 from torpor.memory.salvage import salvage
 from torpor.memory.space import Space
 from torpor.memory.sqlite import SqliteStore
 from torpor.memory.store import Store
 from torpor.memory.view import load_branch
+from torpor.model_memory import ChainReport, Exported
 
 
 class Memory:
@@ -105,6 +104,10 @@ class Memory:
     def agents(self) -> tuple[str, ...]:
         """Return the agents that have a memory here."""
         return tuple(dict.fromkeys(h.agent for h in self._store.select(Head, {})))
+
+    def has(self, agent: str) -> bool:
+        """Return whether an agent has a memory here."""
+        return self._store.newest(Head, {"agent": checks.name(agent, "agent")}) is not None
 
     @contextlib.contextmanager
     def _corpus(self, branch: Branch) -> Iterator[Corpus]:

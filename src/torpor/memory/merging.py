@@ -10,12 +10,6 @@ from torpor.memory import checks
 from torpor.memory.beliefs import Beliefs
 from torpor.memory.claims import open_conflict
 from torpor.memory.line import Line
-from torpor.memory.model import (
-    Done,
-    MergePlan,
-    Scope,
-    Status,
-)
 from torpor.memory.rows import (
     EpisodeRow,
     EvidenceRow,
@@ -25,6 +19,12 @@ from torpor.memory.rows import (
 from torpor.memory.support import evidence_of
 from torpor.memory.unit import Unit
 from torpor.memory.view import View, load_branch
+from torpor.model_memory import (
+    Done,
+    MergePlan,
+    Scope,
+    Status,
+)
 
 
 def plan_merge(line: Line, source: str) -> MergePlan:

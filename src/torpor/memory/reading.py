@@ -10,19 +10,6 @@ from torpor.errors import InvalidRequest, NotFound
 from torpor.memory import belief, checks, support
 from torpor.memory.beliefs import Beliefs, to_episode
 from torpor.memory.line import Line
-from torpor.memory.model import (
-    Change,
-    ConflictSet,
-    Diff,
-    Episode,
-    Fact,
-    FactExplanation,
-    Interval,
-    Link,
-    Quote,
-    SourceKind,
-    Status,
-)
 from torpor.memory.rows import (
     ConflictRow,
     DerivationRow,
@@ -35,6 +22,19 @@ from torpor.memory.rows import (
 from torpor.memory.store import Range
 from torpor.memory.times import to_time, to_time_or_none, to_us
 from torpor.memory.view import LAST, View
+from torpor.model_memory import (
+    Change,
+    ConflictSet,
+    Diff,
+    Episode,
+    Fact,
+    FactExplanation,
+    Interval,
+    Link,
+    Quote,
+    SourceKind,
+    Status,
+)
 
 HELD = (Status.ACTIVE, Status.DISPUTED)
 

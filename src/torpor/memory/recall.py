@@ -20,17 +20,17 @@ from torpor.memory.candidates import (
 )
 from torpor.memory.corpus import EPISODE, FACT, Corpus
 from torpor.memory.line import Line
-from torpor.memory.model import (
-    Authority,
-    Item,
-    Recall,
-    Status,
-)
 from torpor.memory.ranking import score
 from torpor.memory.reading import HELD, moment_of
 from torpor.memory.rows import EvidenceRow, RecallItemRow, RecallRow
 from torpor.memory.times import days_between
 from torpor.memory.words import excerpt, tokens_of
+from torpor.model_memory import (
+    Authority,
+    Item,
+    Recall,
+    Status,
+)
 
 MAX_ITEM_CHARS = 1600
 

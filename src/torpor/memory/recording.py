@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 
 from torpor.base.ids import new_id
@@ -14,58 +14,24 @@ from torpor.memory import checks, claims
 from torpor.memory.beliefs import Beliefs, to_episode
 from torpor.memory.claims import AUTHORITY_OF_SOURCE, Outcome, Proposal, Span
 from torpor.memory.line import Line
-from torpor.memory.model import (
+from torpor.memory.rows import EpisodeRow, FactRow
+from torpor.memory.times import to_us
+from torpor.memory.unit import Unit
+from torpor.memory.view import View
+from torpor.model_memory import (
     RANK,
     Authority,
     Cardinality,
     Episode,
     Fact,
     FactKind,
-    Json,
     Scope,
     SourceKind,
 )
-from torpor.memory.rows import EpisodeRow, FactRow
-from torpor.memory.times import to_us
-from torpor.memory.unit import Unit
-from torpor.memory.view import View
+from torpor.model_memory_inputs import EpisodeInput, FactInput
 
 PRECISIONS = ("instant", "day", "month", "year", "unknown")
 SENSITIVITIES = ("normal", "personal", "secret")
-
-
-@dataclass(frozen=True, slots=True)
-class EpisodeInput:
-    """An episode to be recorded."""
-
-    content: str
-    source_kind: SourceKind | str = SourceKind.USER
-    occurred_at: datetime | None = None
-    session: str = ""
-    subjects: Sequence[str] = ()
-    sensitivity: str = "normal"
-
-
-@dataclass(frozen=True, slots=True)
-class FactInput:
-    """A fact to be remembered; see `Space.remember`."""
-
-    subject: str
-    attribute: str
-    value: Json
-    evidence: Sequence[str | tuple[str, str]] = ()
-    kind: FactKind | str = FactKind.FACT
-    scope: Scope | str = Scope.WORLD
-    cardinality: Cardinality | str = Cardinality.ONE
-    authority: Authority | str | None = None
-    text: str | None = None
-    confidence: float = 1.0
-    valid_from: datetime | None = None
-    valid_to: datetime | None = None
-    precision: str = "instant"
-    derived_from: Sequence[str] = ()
-    pinned: bool = False
-    expires_at: datetime | None = None
 
 
 def record(line: Line, inputs: Sequence[EpisodeInput], reason: str) -> list[Episode]:

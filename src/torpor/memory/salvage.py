@@ -9,8 +9,9 @@ from typing import Any
 
 from torpor.errors import DataDamaged, NotFound
 from torpor.memory.chain import GENESIS
-from torpor.memory.jsonl import Exported, write_lines
+from torpor.memory.jsonl import write_lines
 from torpor.memory.rows import EXPORTED, TABLES, Txn, columns
+from torpor.model_memory import Exported
 
 _STEP = 256
 

@@ -27,9 +27,12 @@ from torpor.memory.corpus import Corpus
 from torpor.memory.doomed import Selector
 from torpor.memory.extract.base import Extractor
 from torpor.memory.extract.rules import RuleExtractor
+from torpor.memory.files import MemoryFiles
 from torpor.memory.line import Line
-from torpor.memory.model import (
+from torpor.memory.rows import Branch
+from torpor.model_memory import (
     Authority,
+    Candidate,
     Cardinality,
     ChainReport,
     Change,
@@ -52,12 +55,12 @@ from torpor.memory.model import (
     Restored,
     Scope,
     SourceKind,
+    SpaceInfo,
     Status,
     Watermark,
     WhyNot,
 )
-from torpor.memory.recording import EpisodeInput, FactInput
-from torpor.memory.rows import Branch
+from torpor.model_memory_inputs import EpisodeInput, FactInput
 
 LendCorpus = Callable[[Branch], AbstractContextManager[Corpus]]
 
@@ -92,6 +95,16 @@ class Space:
     def tx(self) -> int:
         """The number of the last transaction; as `known_at` it means now."""
         return self._line.store.last_tx()
+
+    @property
+    def files(self) -> MemoryFiles:
+        """The memory as files under `/memories`, for an agent with a file-based memory tool."""
+        return MemoryFiles(self)
+
+    def info(self) -> SpaceInfo:
+        """Return what is so about this memory now."""
+        head = self._line.head()
+        return SpaceInfo(head.agent, self.branch, head.epoch, self.tx)
 
     # --- writing -----------------------------------------------------------------------------------
 
@@ -391,6 +404,17 @@ class Space:
         """
         made = consolidate.plan(self._line, extractor or RuleExtractor())
         return made if dry_run else consolidate.apply(self._line, made, reason)
+
+    def unread(self, extractor: str) -> list[Episode]:
+        """Return the episodes that an extractor of that name may read and has not read, oldest first."""
+        return consolidate.unread(self._line.view(), checks.name(extractor, "extractor"))
+
+    def plan_of(
+        self, extractor: str, episodes: Sequence[str], candidates: Sequence[Candidate]
+    ) -> Plan:
+        """Return the plan of an extractor that ran elsewhere: what it was given of `unread`, what it proposes."""
+        given = consolidate.Given(checks.name(extractor, "extractor"), episodes, candidates)
+        return consolidate.plan(self._line, given, only=frozenset(episodes))
 
     def apply(self, plan: Plan, *, reason: str = "") -> Plan:
         """Carry out a plan of a dry run.

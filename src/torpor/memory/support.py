@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from torpor.memory.beliefs import Beliefs
-from torpor.memory.model import Authority, Status
 from torpor.memory.rows import DerivationRow, EpisodeRow, EvidenceRow
 from torpor.memory.unit import Unit
 from torpor.memory.view import View
+from torpor.model_memory import Authority, Status
 
 FLAG = "support"
 """Marks a suspension that ends when support is back."""

@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 from torpor.base.clock import Clock
 from torpor.base.ids import new_id
 from torpor.memory.chain import GENESIS, reason_digest, root_of, row_digest, txn_hash
-from torpor.memory.model import Status
 from torpor.memory.rows import StateRow, Txn
 from torpor.memory.store import Store
 from torpor.memory.times import to_us
+from torpor.model_memory import Status
 
 R = TypeVar("R", bound=tuple[Any, ...])
 

@@ -9,11 +9,11 @@ from torpor.errors import NotFound
 from torpor.memory.candidates import Candidate, Request
 from torpor.memory.corpus import FACT, Corpus
 from torpor.memory.line import Line
-from torpor.memory.model import Considered, Explanation, WhyNot
 from torpor.memory.reading import HELD, explain_fact
 from torpor.memory.recall import Ranked, rank
 from torpor.memory.rows import RecallItemRow, RecallRow
 from torpor.memory.times import to_time
+from torpor.model_memory import Considered, Explanation, WhyNot
 
 _WORDS = {
     "superseded": "something newer took its place",

@@ -33,6 +33,7 @@ from torpor.guest.port import Guest
 from torpor.layers.manifest import Manifest
 from torpor.layers.store import LayerStore, LayerUse, Needed
 from torpor.layers.verify import Damage
+from torpor.memory.service import MemoryService, choose_embedder
 from torpor.model import (
     BuildEvent,
     Consistency,
@@ -56,6 +57,7 @@ from torpor.sandboxes.capture import Wish
 from torpor.sandboxes.comeback import layers_at
 from torpor.sandboxes.fit import check_fits, misfit
 from torpor.sandboxes.lifecycle import WITH_MACHINE
+from torpor.sandboxes.memories import AgentMemories
 from torpor.sandboxes.merging import Merger
 from torpor.sandboxes.parts import Parts
 from torpor.sandboxes.quota import Quota
@@ -108,7 +110,12 @@ def open_engine(home: Home) -> Engine:
     quota = Quota.of(os.environ)
     home.prepare()
     driver = QemuDriver()
+    setting = os.environ.get("TORPOR_MEMORY_EMBEDDER", "auto")
     parts = Parts(
+        memory=MemoryService(
+            os.environ.get("TORPOR_MEMORY_URL") or home.memory,
+            embedder=lambda: choose_embedder(setting),
+        ),
         home=home,
         rows=SandboxRows(Database.open(home.database)),
         layers=LayerStore(home),
@@ -133,6 +140,7 @@ class Engine:
         self._admission = asyncio.Lock()
         self._supervisor = Supervisor(parts.report)
         self._warm = WarmTemplates(parts)
+        self._memories = AgentMemories(parts.memory, find=self.get, scratch=parts.home.tmp)
 
     async def start(self) -> None:
         """Adopt what an earlier daemon left, and begin."""
@@ -140,6 +148,7 @@ class Engine:
         for problem in await asyncio.to_thread(self._parts.layers.load):
             self._parts.report("a snapshot", problem)
         await self._parts.templates.clean()
+        await asyncio.to_thread(self._memories.clean)
         for found in await recover(self._parts):
             self._tasks[found.task.info.id] = found.task
             found.task.start()
@@ -165,6 +174,7 @@ class Engine:
         await self._warm.aclose()
         await self._parts.templates.aclose()
         await asyncio.gather(*(task.aclose() for task in self._tasks.values()))
+        await self._parts.memory.aclose()
         await asyncio.to_thread(self._parts.rows.close)
 
     # ---- sandboxes ----
@@ -327,6 +337,11 @@ class Engine:
         """Enter with the connected guest of a sandbox; a hibernated one is woken."""
         async with (await self._task(sandbox_id)).guest() as guest:
             yield guest
+
+    @property
+    def memories(self) -> AgentMemories:
+        """What the agents in the sandboxes know."""
+        return self._memories
 
     # ---- snapshots ----
 

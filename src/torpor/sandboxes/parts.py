@@ -17,6 +17,7 @@ from torpor.guest.port import Guest
 from torpor.layers.manifest import Manifest
 from torpor.layers.pins import Pins
 from torpor.layers.store import LayerStore
+from torpor.memory.service import MemoryService
 from torpor.model import SandboxInfo, SnapshotId
 from torpor.sandboxes.quota import Quota
 from torpor.templates import TemplateStore
@@ -40,6 +41,7 @@ class Parts:
     layers: LayerStore
     driver: Driver
     templates: TemplateStore
+    memory: MemoryService
     connect_guest: ConnectGuest
     clock: Clock
     report: Callable[[str, BaseException], None]

@@ -25,6 +25,7 @@ from torpor.model import (
     SnapshotInfo,
     TemplateInfo,
 )
+from torpor.sandboxes.memories import AgentMemories
 
 
 class EnginePort(Protocol):
@@ -177,6 +178,11 @@ class EnginePort(Protocol):
             GuestUnreachable: its agent does not answer.
             GenerationChanged: it was rolled back or put to sleep while the context was held.
         """
+        ...
+
+    @property
+    def memories(self) -> AgentMemories:
+        """What the agents in the sandboxes know."""
         ...
 
     async def templates(self) -> tuple[TemplateInfo, ...]:

@@ -26,6 +26,7 @@ from torpor.sdk.collect import OUTPUT_LIMIT_BYTES, Collector, TextCallback
 from torpor.sdk.dual import dual
 from torpor.sdk.feed import ExecFeed
 from torpor.sdk.files import AsyncFilesystem
+from torpor.sdk.memory import AsyncMemorySpace
 from torpor.sdk.moves import AsyncMoves
 from torpor.sdk.parse import chunk_bytes, exec_info, process_info, sandbox_info
 from torpor.sdk.process import (
@@ -209,6 +210,14 @@ class AsyncSandbox(AsyncMoves):
     def filesystem(self) -> AsyncFilesystem:
         """The sandbox's files."""
         return AsyncFilesystem(self._client, self._id)
+
+    @property
+    def memory(self) -> AsyncMemorySpace:
+        """What the sandbox's agent knows: the agent in its metadata (`agent`), else one named as the sandbox.
+
+        It writes for the machine as it is now: once the machine was put back, ask for `memory` again.
+        """
+        return AsyncMemorySpace(self._client, sandbox_id=self._id)
 
     @overload
     async def exec(

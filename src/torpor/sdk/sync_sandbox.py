@@ -27,6 +27,7 @@ from torpor.sdk.process import Command, check_exec_args
 from torpor.sdk.results import ExecResult
 from torpor.sdk.sandbox import AsyncSandbox
 from torpor.sdk.sync_files import Filesystem
+from torpor.sdk.sync_memory import MemorySpace
 from torpor.sdk.sync_moves import Moves
 from torpor.sdk.sync_process import Process
 
@@ -147,6 +148,14 @@ class Sandbox(Moves):
     def filesystem(self) -> Filesystem:
         """The sandbox's files."""
         return Filesystem(self._sandbox.filesystem)
+
+    @property
+    def memory(self) -> MemorySpace:
+        """What the sandbox's agent knows: the agent in its metadata (`agent`), else one named as the sandbox.
+
+        It writes for the machine as it is now: once the machine was put back, ask for `memory` again.
+        """
+        return MemorySpace(self._sandbox.memory)
 
     @overload
     def exec(

@@ -19,6 +19,7 @@ from torpor.server.routes import (
     family,
     files,
     holds,
+    memory,
     moves,
     sandboxes,
     snapshots,
@@ -40,6 +41,7 @@ def create_app(engine: EnginePort, *, token: str | None) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         openapi_url="/v1/openapi.json",
+        separate_input_output_schemas=False,
         generate_unique_id_function=_operation_id,
         exception_handlers={
             TorporError: _on_error,
@@ -61,6 +63,7 @@ def create_app(engine: EnginePort, *, token: str | None) -> FastAPI:
         execs.router,
         files.router,
         templates.router,
+        memory.router,
         system.router,
     ):
         app.include_router(router)

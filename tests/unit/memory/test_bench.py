@@ -5,11 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import Result
+from typer.testing import CliRunner
 
 from tests.unit.memory.fakes import FakeEmbedder
+from torpor.cli.app import app
 from torpor.errors import DataDamaged, NotFound
 from torpor.memory.bench import datasets, latency, retrieval, stream
-from torpor.memory.bench.__main__ import main
 
 
 def write(path: Path, value: object) -> Path:
@@ -166,13 +168,17 @@ def test_latency_has_its_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(v > 0 for v in found.values())
 
 
-def test_the_command_prints_one_object(
-    locomo: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    base = ["--updates", "100", "--sizes", "50", "--no-embedder"]
-    assert main(["--locomo", str(locomo), *base]) == 0
-    found = json.loads(capsys.readouterr().out)
+def test_the_command_prints_one_object(locomo: Path, tmp_path: Path) -> None:
+    def bench(*words: str) -> Result:
+        base = ["memory", "bench", "--json", "--updates", "100", "--size", "50", "--no-embedder"]
+        return CliRunner().invoke(app, [*base, *words])
+
+    found = json.loads(bench("--locomo", str(locomo)).stdout)
     assert set(found) >= {"locomo", "generated", "latency_ms", "weights", "notes"}
+    assert set(found["locomo"]) >= {
+        "r_at_10_episodes", "r_at_10_with_facts", "r_at_10_bm25", "r_at_10_add_only",
+    }  # fmt: skip
     assert set(found["latency_ms"]) == {"50"}
-    assert main(["--longmemeval", str(tmp_path / "none"), *base]) == NotFound.exit_code
-    assert "does not exist" in capsys.readouterr().err
+    refused = bench("--longmemeval", str(tmp_path / "none"))
+    assert refused.exit_code == NotFound.exit_code
+    assert "does not exist" in refused.stderr

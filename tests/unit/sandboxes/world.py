@@ -17,6 +17,7 @@ from torpor.db.database import Database
 from torpor.db.sandboxes import SandboxRows
 from torpor.errors import Conflict, NotFound
 from torpor.layers.store import LayerStore
+from torpor.memory.service import MemoryService
 from torpor.model import SandboxFilter, SandboxId, SandboxInfo, SandboxSpec, SandboxState
 from torpor.sandboxes import admission
 from torpor.sandboxes.engine import Engine
@@ -82,6 +83,7 @@ class World:
 
     def new_engine(self) -> Engine:
         parts = Parts(
+            memory=MemoryService(self.home.memory),
             home=self.home,
             rows=SandboxRows(Database.open(self.home.database)),
             layers=LayerStore(self.home),

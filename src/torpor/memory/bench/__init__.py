@@ -1,6 +1,6 @@
 """Measuring memory without a model that judges: evidence recall, structural checks, latency.
 
-`python -m torpor.memory.bench --json` prints one object; see docs/memory.md for what each number means.
+`torpor memory bench --json` prints one object; see docs/memory.md for what each number means.
 """
 
 from __future__ import annotations

@@ -11,10 +11,10 @@ from typing import Any
 
 from torpor.memory.embed.base import Embedder
 from torpor.memory.memory import Memory
-from torpor.memory.model import Cardinality
-from torpor.memory.recording import FactInput
 from torpor.memory.rows import VectorRow
 from torpor.memory.space import Space
+from torpor.model_memory import Cardinality
+from torpor.model_memory_inputs import FactInput
 
 WORDS = 4000
 RECALLS = 200

@@ -14,12 +14,12 @@ from torpor.memory.corpus import EPISODE, FACT, Corpus
 from torpor.memory.embed.base import Embedder
 from torpor.memory.line import Line
 from torpor.memory.memory import Memory
-from torpor.memory.model import Cardinality, SourceKind
 from torpor.memory.ranking import Scores, score, top
 from torpor.memory.recall import rank
-from torpor.memory.recording import EpisodeInput, FactInput
 from torpor.memory.rows import EvidenceRow
 from torpor.memory.space import Space
+from torpor.model_memory import Cardinality, SourceKind
+from torpor.model_memory_inputs import EpisodeInput, FactInput
 
 if TYPE_CHECKING:
     import numpy as np

@@ -18,8 +18,8 @@ from typing import Any
 from torpor.memory import checks
 from torpor.memory.embed.base import Embedder
 from torpor.memory.memory import Memory
-from torpor.memory.model import Authority, Cardinality, Fact
 from torpor.memory.space import Space
+from torpor.model_memory import Authority, Cardinality, Fact
 
 ONE = {
     "home": ("lives in", ["Lisbon", "Oslo", "Nairobi", "Quito", "Hanoi", "Turin", "Gdansk", "Perth"]),

@@ -40,6 +40,12 @@ class MiniLM:
         self._lock = threading.Lock()
         self._loaded: tuple[Any, Any] | None = None
 
+    @staticmethod
+    def is_installed() -> bool:
+        """Return whether all of the extra is there; nothing of it is loaded."""
+        names = ("onnxruntime", "tokenizers", _MODEL[0], _TOKENIZER[0])
+        return all(importlib.util.find_spec(name) is not None for name in names)
+
     def embed(self, texts: Sequence[str]) -> list[bytes]:
         """Return one unit vector a text, as float16 bytes.
 

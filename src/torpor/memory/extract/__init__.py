@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from torpor.memory.extract.base import Candidate, Extractor
+from torpor.memory.extract.base import Extractor
 from torpor.memory.extract.rules import RuleExtractor
+from torpor.model_memory import Candidate
 
 __all__ = ["Candidate", "Extractor", "RuleExtractor"]

@@ -3,32 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import datetime
 from typing import Protocol
 
-from torpor.memory.model import Cardinality, Episode, FactKind, Json, Scope
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A fact that an extractor proposes; `quote` must stand verbatim in the episode."""
-
-    episode: str
-    subject: str
-    attribute: str
-    value: Json
-    quote: str
-    text: str = ""
-    kind: FactKind = FactKind.FACT
-    scope: Scope = Scope.WORLD
-    cardinality: Cardinality = Cardinality.ONE
-    confidence: float = 1.0
-    valid_from: datetime | None = None
-    """None: since the episode."""
-    precision: str = "instant"
-    ends: bool = False
-    """The episode says that this value no longer holds; nothing takes its place."""
+from torpor.model_memory import Candidate, Episode
 
 
 class Extractor(Protocol):

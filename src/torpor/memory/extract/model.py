@@ -16,8 +16,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field
 
 from torpor.errors import HostNotReady
-from torpor.memory.extract.base import Candidate
-from torpor.memory.model import Cardinality, Episode, FactKind, Json, Scope, SourceKind
+from torpor.model_memory import Candidate, Cardinality, Episode, FactKind, Json, Scope, SourceKind
 
 _BATCH = 20
 _MAX_EPISODE_CHARS = 8000

@@ -12,9 +12,8 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from torpor.memory.extract.base import Candidate
 from torpor.memory.extract.dates import since
-from torpor.memory.model import Cardinality, Episode, FactKind, Json, Scope, SourceKind
+from torpor.model_memory import Candidate, Cardinality, Episode, FactKind, Json, Scope, SourceKind
 
 _SENTENCE = re.compile(r"[^.!?\n]+(?:\.(?=\w)[^.!?\n]+)*[.!?]?")
 _MAX_SENTENCE_CHARS = 500

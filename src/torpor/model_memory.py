@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
-Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
+from typing_extensions import TypeAliasType
+
+Json = TypeAliasType("Json", 'bool | int | float | str | list["Json"] | dict[str, "Json"] | None')
 
 
 class SourceKind(StrEnum):
@@ -332,6 +334,27 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True)
+class Candidate:
+    """A fact that an extractor proposes; `quote` must stand verbatim in the episode."""
+
+    episode: str
+    subject: str
+    attribute: str
+    value: Json
+    quote: str
+    text: str = ""
+    kind: FactKind = FactKind.FACT
+    scope: Scope = Scope.WORLD
+    cardinality: Cardinality = Cardinality.ONE
+    confidence: float = 1.0
+    valid_from: datetime | None = None
+    """None: since the episode."""
+    precision: str = "instant"
+    ends: bool = False
+    """The episode says that this value no longer holds; nothing takes its place."""
+
+
+@dataclass(frozen=True, slots=True)
 class PlanItem:
     """What consolidation would do, or did, with one candidate."""
 
@@ -356,7 +379,7 @@ class Plan:
     extractor: str
     episodes: tuple[str, ...]
     items: tuple[PlanItem, ...]
-    candidates: tuple[object, ...] = field(repr=False)
+    candidates: tuple[Candidate, ...] = field(repr=False)
     tx: int | None = None
     """The transaction that applied it; None while it is only a plan."""
 
@@ -436,3 +459,37 @@ class MergePlan:
     facts: tuple[Fact, ...]
     conflicting: tuple[str, ...]
     """Ids of facts that would open a conflict."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryFile:
+    """A file of the `/memories` view as it is now."""
+
+    path: str
+    content: str
+    fact: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpaceInfo:
+    """What is so about the memory of one agent."""
+
+    agent: str
+    branch: str
+    epoch: int
+    """Of the agent's machine; it rises when the machine is put back, and older writers are refused."""
+    tx: int
+    """The last transaction of the whole memory; as `known_at` it means now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What an export or import moved."""
+
+    path: str
+    rows: int
+    head: str
+    """Hash of the last transaction."""
+    lost: int = 0
+    """Rows that a salvage could not read."""
