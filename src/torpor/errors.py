@@ -19,6 +19,8 @@
     │   └── GuestUnreachable      502  the guest does not answer
     ├── CommandLost               502  a command's end cannot be known
     ├── CommandFailed             422  a command ended with a status other than 0 (`check=True`)
+    ├── CheckFailed               422  a required check fails
+    ├── CheckInconclusive         422  it could not be told whether a required check passes
     ├── BuildFailed               500  a template could not be built
     └── DataDamaged               500  stored data is not what was written
 
@@ -35,6 +37,8 @@ from typing import Any, ClassVar
 __all__ = [
     "BuildFailed",
     "Busy",
+    "CheckFailed",
+    "CheckInconclusive",
     "CommandFailed",
     "CommandLost",
     "Conflict",
@@ -185,6 +189,18 @@ class CommandFailed(TorporError):
     """Raised for `check=True` when a command ended with a status other than 0."""
 
     code, http_status, exit_code = "command.failed", 422, 85
+
+
+class CheckFailed(TorporError):
+    """Raised by `CheckReport.check` when a required check fails; also the exit code of `torpor check run` then."""
+
+    code, http_status, exit_code = "check.failed", 422, 90
+
+
+class CheckInconclusive(TorporError):
+    """Raised by `CheckReport.check` when nothing fails but a required check could not be told."""
+
+    code, http_status, exit_code, retryable = "check.inconclusive", 422, 91, True
 
 
 class BuildFailed(TorporError):

@@ -1,0 +1,47 @@
+"""Makes text from a machine fit to keep: bounded, printable, without what looks like a secret."""
+
+from __future__ import annotations
+
+import re
+
+FOUND_CHARS_MOST = 500
+OUTPUT_CHARS_MOST = 4000
+
+_SECRETS = (
+    # NAME=value and "name": "value" where the name says that it is one
+    re.compile(
+        r"(?i)((?:api[_-]?key|access[_-]?key|secret|token|passw(?:or)?d|credential)\w*[\"']?\s{0,3}[=:]\s{0,3}[\"']?)"
+        r"([^\s\"',;]{4,})"
+    ),
+    re.compile(r"(?i)\b((?:bearer|basic)\s{1,3})([A-Za-z0-9._~+/=-]{8,})"),
+    re.compile(r"()\b((?:sk|pk|rk|ghp|gho|ghs|glpat|xox[abp]|AKIA)[-_]?[A-Za-z0-9_-]{12,})"),
+    re.compile(r"(://[^/\s:@]{1,64}:)([^/\s@]{1,128})(?=@)"),
+)
+_MASK = "[masked]"
+
+
+def clean(text: str, *, most: int = FOUND_CHARS_MOST) -> str:
+    """Return one line of `text`: control characters spelled out, secrets masked, the middle left out."""
+    line = " ".join(_masked(text[: most * 4]).split())
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+    return shown if len(shown) <= most else f"{shown[: most - 20]} … {len(text)} chars"
+
+
+def clean_output(stdout: bytes, stderr: bytes = b"", *, most: int = OUTPUT_CHARS_MOST) -> str:
+    """Return the end of what a command wrote as text with lines."""
+    parts = [data[-most * 4 :].decode("utf-8", "replace") for data in (stdout, stderr)]
+    text = _masked("\n".join(part.rstrip() for part in parts if part.strip()))
+    lines = (
+        "".join(
+            c if c.isprintable() or c == "\t" else c.encode("unicode_escape").decode() for c in line
+        )
+        for line in text.splitlines()
+    )
+    shown = "\n".join(lines)
+    return shown if len(shown) <= most else f"…{shown[len(shown) - most + 1 :]}"
+
+
+def _masked(text: str) -> str:
+    for pattern in _SECRETS:
+        text = pattern.sub(lambda found: f"{found[1]}{_MASK}", text)
+    return text
