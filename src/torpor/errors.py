@@ -16,7 +16,8 @@
     ├── OperationTimeout          504  it took longer than allowed
     ├── VmmFailed                 500  the machine monitor failed or died
     ├── GuestFailed               502  the guest answered with an error
-    │   └── GuestUnreachable      502  the guest does not answer
+    │   ├── GuestUnreachable      502  the guest does not answer
+    │   └── QuiesceFailed         502  the guest's programs could not be brought to rest
     ├── CommandLost               502  a command's end cannot be known
     ├── CommandFailed             422  a command ended with a status other than 0 (`check=True`)
     ├── CheckFailed               422  a required check fails
@@ -54,6 +55,7 @@ __all__ = [
     "NotAuthenticated",
     "NotFound",
     "OperationTimeout",
+    "QuiesceFailed",
     "SnapshotUnusable",
     "TorporError",
     "VmmFailed",
@@ -177,6 +179,12 @@ class GuestUnreachable(GuestFailed):
     """Raised when the guest agent does not answer or the channel to it was cut."""
 
     code, http_status, exit_code, retryable = "guest.unreachable", 502, 83, True
+
+
+class QuiesceFailed(GuestFailed):
+    """Raised when a required hook failed, so that no `application` snapshot was taken; facts name it and its output."""
+
+    code, http_status, exit_code = "guest.quiesce_failed", 502, 92
 
 
 class CommandLost(TorporError):

@@ -11,6 +11,8 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Literal, NewType
 
+from torpor.model_quiesce import QuiesceReport
+
 SandboxId = NewType("SandboxId", str)
 ExecId = NewType("ExecId", str)
 SnapshotId = NewType("SnapshotId", str)
@@ -40,7 +42,8 @@ OnTimeout = Literal["delete", "hibernate"]
 BootMode = Literal["cold", "restore", "resume"]
 """`cold`: booted from its disk; `restore`: from a snapshot's RAM; `resume`: woken where it slept."""
 Consistency = Literal["crash", "filesystem", "application"]
-"""`crash`: as after a power cut, but synced; `filesystem`: file systems frozen while captured."""
+"""`crash`: as after a power cut, but synced; `filesystem`: file systems frozen while captured; `application`: the
+machine's programs held still as well, and said so before and after."""
 SnapshotReason = Literal["snapshot", "hibernate", "fork", "rollback", "template"]
 
 
@@ -148,6 +151,8 @@ class SnapshotInfo:
     metadata: Mapping[str, str] = field(default_factory=dict)
     env_names: tuple[str, ...] = ()
     """Names of the environment that its sandbox was given; the values are in its disk alone."""
+    quiesce: QuiesceReport | None = None
+    """What came of asking its programs to hold still; None: they were not asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,6 +37,11 @@ class Freezer:
         self._hold: _Hold | None = None
         self._is_flushing = False
 
+    @property
+    def is_frozen(self) -> bool:
+        """Whether the file systems are frozen, or being so."""
+        return self._hold is not None
+
     def recover(self) -> None:
         """Thaw what an agent before us left frozen. Must come before anything that writes."""
         record = self._kernel.path(RECORD)

@@ -21,6 +21,7 @@ from torpor_guest.kernel import Kernel
 from torpor_guest.launcher import Launcher
 from torpor_guest.methods import table
 from torpor_guest.programs import Programs
+from torpor_guest.quiesce import Quiesce
 from torpor_guest.renewal import Renewals
 from torpor_guest.sandboxfile import SANDBOX_FILE, SandboxFile
 from torpor_guest.session import Session
@@ -97,11 +98,13 @@ async def _run(args: Options, kernel: Kernel) -> int:
     )
     lost = execs.restore()
     programs = Programs(launcher)
+    quiesce = Quiesce(kernel, freezer, launcher, args.state_dir)
+    quiesce.recover()
     session = Session(
         table(
             execs,
             System(programs, kernel, args.proc_sys),
-            SnapshotMethods(freezer, Renewals(kernel, freezer, programs)),
+            SnapshotMethods(freezer, Renewals(kernel, freezer, programs, quiesce), quiesce),
         )
     )
     if args.fd is not None:
@@ -126,6 +129,7 @@ async def _run(args: Options, kernel: Kernel) -> int:
         return 0
     finally:
         freezer.close()
+        await quiesce.let_go("lost")
         execs.kill_all()
         launcher.close()
         if args.socket:

@@ -48,6 +48,9 @@ def table(execs: Execs, system: System, snapshots: SnapshotMethods) -> Mapping[s
         "freeze": snapshots.freeze,
         "thaw": snapshots.thaw,
         "renew": snapshots.renew,
+        "quiesce": _after_thaw(snapshots.quiesce),
+        "quiesce.confirm": snapshots.confirm,
+        "quiesce.release": snapshots.release,
     }
 
 

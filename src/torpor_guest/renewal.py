@@ -24,6 +24,7 @@ from torpor_guest.identity import Identity, check_hostname, replace_file
 from torpor_guest.kernel import Kernel
 from torpor_guest.paths import number
 from torpor_guest.programs import Programs
+from torpor_guest.quiesce import Quiesce
 from torpor_guest.system import time_in
 from torpor_guest.users import forget_names
 
@@ -76,9 +77,12 @@ class Request:
 class Renewals:
     """Carries renewals out, one at a time."""
 
-    def __init__(self, kernel: Kernel, freezer: Freezer, programs: Programs) -> None:
+    def __init__(
+        self, kernel: Kernel, freezer: Freezer, programs: Programs, quiesce: Quiesce
+    ) -> None:
         self._kernel = kernel
         self._freezer = freezer
+        self._quiesce = quiesce
         self._programs = programs
         self._identity = Identity(kernel, programs)
         self._lock = asyncio.Lock()
@@ -95,7 +99,8 @@ class Renewals:
             was_frozen = await self._freezer.thaw()
             run_dir = self._kernel.path(GENERATION).parent
             _step(f"make {run_dir}", lambda: run_dir.mkdir(0o755, parents=True, exist_ok=True))
-            done, notes = ["entropy", "clock", "thaw"], []
+            notes = await self._quiesce.let_go("restored")
+            done = ["entropy", "clock", "thaw", "release"]
             if request.hostname is not None:
                 notes += await self._identity.renew(request.hostname)
                 done.append("identity")

@@ -20,7 +20,16 @@ Method = Callable[[Stream, "dict[str, Any]"], Awaitable["dict[str, Any]"]]
 MAX_STREAMS = 1024
 WINDOW = 256 << 10
 """Bytes that the host may have under way to us in one stream."""
-CAPABILITIES = ("exec", "exec.run", "files", "archive", "processes", "system", "snapshots")
+CAPABILITIES = (
+    "exec",
+    "exec.run",
+    "files",
+    "archive",
+    "processes",
+    "system",
+    "snapshots",
+    "quiesce",
+)
 
 _log = logging.getLogger("torpor")
 

@@ -1,4 +1,4 @@
-"""The methods around a snapshot: sync, freeze, thaw, renew."""
+"""The methods around a snapshot: quiesce, sync, freeze, thaw, renew."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 from torpor_guest import errors
 from torpor_guest.errors import AgentError
 from torpor_guest.freezer import Freezer
+from torpor_guest.quiesce import Quiesce
 from torpor_guest.renewal import Renewals, Request
 from torpor_guest.stream import Stream
 
@@ -16,8 +17,9 @@ _DEAD_MAN_MOST_S = 3600.0
 class SnapshotMethods:
     """What the host asks before it takes a snapshot, and after it has restored one."""
 
-    def __init__(self, freezer: Freezer, renewals: Renewals) -> None:
+    def __init__(self, freezer: Freezer, renewals: Renewals, quiesce: Quiesce) -> None:
         self._freezer = freezer
+        self._quiesce = quiesce
         self._renewals = renewals
 
     async def sync(self, stream: Stream, params: dict[str, Any]) -> dict[str, Any]:
@@ -42,3 +44,15 @@ class SnapshotMethods:
     async def renew(self, stream: Stream, params: dict[str, Any]) -> dict[str, Any]:
         """Make a machine that goes on from a snapshot safe to hand out."""
         return await self._renewals.renew(Request.parse(params))
+
+    async def quiesce(self, stream: Stream, params: dict[str, Any]) -> dict[str, Any]:
+        """Bring the machine's programs to rest by their hooks."""
+        return await self._quiesce.begin(params)
+
+    async def confirm(self, stream: Stream, params: dict[str, Any]) -> dict[str, Any]:
+        """Say whether all is held still."""
+        return await self._quiesce.confirm(params.get("token"))
+
+    async def release(self, stream: Stream, params: dict[str, Any]) -> dict[str, Any]:
+        """Let the machine's programs go on."""
+        return await self._quiesce.release(params.get("token"), params.get("outcome"))

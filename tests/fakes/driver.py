@@ -13,12 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from typing_extensions import override
 
+from tests.fakes.guest_quiesce import FakeQuiesce
 from torpor.base import proc
 from torpor.base.proc import ProcessId
 from torpor.errors import NotFound, VmmFailed
+from torpor.guest.quiesce import Quiet
 from torpor.layers.ram import PAGE, RamLayer, RamLayerWriter
 from torpor.model import ExecEvent, ExecId, ExecInfo, ExecSpec, Renewal
+from torpor.model_quiesce import QuiesceSpec
 from torpor.vmm.base import HostSupport, MachineSpec, SavedMachine, VmmStatus
 
 
@@ -202,10 +206,11 @@ class FakeDriver:
         return process if process.alive() else None
 
 
-class FakeAgent:
+class FakeAgent(FakeQuiesce):
     """The little of a guest that the engine itself asks for."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.closed = False
         self.calls: list[str] = []
         self.files: dict[str, bytes] = {}
@@ -220,6 +225,7 @@ class FakeAgent:
     async def renew(self, renewal: Renewal) -> None:
         self.calls.append(f"renew {renewal.reason}")
         self.renewals.append(renewal)
+        await self.quiesce_release(None, "restored")
 
     async def sync(self) -> None:
         self.calls.append("sync")
@@ -232,6 +238,30 @@ class FakeAgent:
         self.calls.append("thaw")
         held, self.frozen = self.frozen and self.holds, False
         return held
+
+    @override
+    async def quiesce(self, spec: QuiesceSpec) -> Quiet:
+        self.calls.append("quiesce")
+        return await super().quiesce(spec)
+
+    @override
+    async def quiesce_confirm(self, token: str) -> Quiet:
+        self.calls.append("confirm")
+        return await super().quiesce_confirm(token)
+
+    @override
+    async def quiesce_release(self, token: str | None, outcome: str) -> Quiet:
+        if self.is_quiesced:
+            self.calls.append(f"release {outcome}")
+        return await super().quiesce_release(token, outcome)
+
+    @override
+    def let_go(self) -> None:
+        self.frozen = False
+
+    @override
+    def _check(self) -> None:
+        pass
 
     async def settle(self, *, timeout_s: float) -> None:
         self.calls.append("settle")

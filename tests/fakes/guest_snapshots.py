@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 
+from typing_extensions import override
+
+from tests.fakes.guest_quiesce import FakeQuiesce
 from torpor.errors import Conflict, GuestFailed, GuestUnreachable, InvalidRequest
 from torpor.model import Renewal
 
 
-class FakeSnapshots:
+class FakeSnapshots(FakeQuiesce):
     """The part of `Guest` that is about snapshots. What writes waits for the thaw."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.is_cut = False
         self.syncs = 0
         self.renewals: list[Renewal] = []
@@ -70,8 +74,10 @@ class FakeSnapshots:
             raise InvalidRequest(f"{renewal.now} or {len(renewal.entropy)} bytes cannot be")
         self._refuse_if_asked("renew")
         self.let_go()
+        await self.quiesce_release(None, "restored")
         self.renewals.append(renewal)
 
+    @override
     def let_go(self) -> None:
         """Thaw it, and send the dead man home."""
         if self._dead_man:
@@ -83,6 +89,7 @@ class FakeSnapshots:
             self.fail_next.discard(what)
             raise GuestFailed(f"{what}: Input/output error")
 
+    @override
     def _check(self) -> None:
         if self.is_cut:
             raise GuestUnreachable("the guest channel was cut")

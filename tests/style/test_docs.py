@@ -13,7 +13,12 @@ from torpor.errors import catalogue
 
 DOCUMENTS = documents()
 NOT_RUN_MOST = 3
-_INNER = {"TORPOR_FAULT", "TORPOR_EXEC_ID", "TORPOR_RESTORE_REASON", "TORPOR_GENERATION"}
+_INNER = {
+    *("TORPOR_FAULT", "TORPOR_EXEC_ID", "TORPOR_RESTORE_REASON", "TORPOR_GENERATION"),
+    *("TORPOR_QUIESCE_PHASE", "TORPOR_QUIESCE_NAME", "TORPOR_QUIESCE_TOKEN"),
+    *("TORPOR_QUIESCE_LIMIT_SECONDS", "TORPOR_QUIESCE_HOLD_MAX_SECONDS"),
+    *("TORPOR_QUIESCE_OUTCOME", "TORPOR_QUIESCE_FAILED_PHASE"),
+}
 """Variables that nobody sets for the daemon or a client: they are for tests, or told to programs in a machine."""
 
 

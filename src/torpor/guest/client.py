@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
+from typing_extensions import override
+
 from torpor.guest.channel import Channel
 from torpor.guest.execs import ExecCalls
 from torpor.guest.files import FileCalls
+from torpor.guest.quiesce import QuiesceCalls
 from torpor.guest.snapshots import SnapshotCalls
 from torpor.guest.system import SystemCalls
 from torpor.model import GuestInfo
@@ -15,7 +18,7 @@ from torpor.model import GuestInfo
 SILENCE_LIMIT_S: Final = 30.0
 
 
-class GuestClient(ExecCalls, FileCalls, SnapshotCalls, SystemCalls):
+class GuestClient(ExecCalls, FileCalls, QuiesceCalls, SnapshotCalls, SystemCalls):
     """A connected guest agent; `connect` makes it. See `torpor.guest.port.Guest`."""
 
     def __init__(self, channel: Channel, info: GuestInfo) -> None:
@@ -31,6 +34,10 @@ class GuestClient(ExecCalls, FileCalls, SnapshotCalls, SystemCalls):
     def closed(self) -> bool:
         """See `Guest.closed`."""
         return self._channel.is_cut
+
+    @override
+    def _capabilities(self) -> frozenset[str]:
+        return self._info.capabilities
 
     async def ping(self, *, timeout_s: float = 5.0) -> None:
         """See `Guest.ping`."""

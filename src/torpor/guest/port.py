@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from typing import Protocol
 
+from torpor.guest.quiesce import Quiet
 from torpor.model import (
     ExecEvent,
     ExecId,
@@ -17,6 +18,7 @@ from torpor.model import (
     ProcessInfo,
     Renewal,
 )
+from torpor.model_quiesce import QuiesceSpec
 
 
 class Guest(Protocol):
@@ -189,11 +191,43 @@ class Guest(Protocol):
         """Thaw; return whether everything was frozen until now (False: the dead man let go before)."""
         ...
 
+    async def quiesce(self, spec: QuiesceSpec) -> Quiet:
+        """Bring the machine's programs to rest: all hooks prepare, then all hold.
+
+        If a required one fails, everything is released again and the answer says that it is not held. So it is
+        when this is cancelled or the channel is cut. The guest releases by itself when the first hook's time is
+        over. Allowed when the file systems are not frozen.
+
+        Raises:
+            Conflict: it is quiesced already.
+            InvalidRequest: a hook in the machine, or the spec, cannot be right; nothing was begun.
+            GuestFailed: the agent is too old, or could not write down what it holds; nothing was begun.
+        """
+        ...
+
+    async def quiesce_confirm(self, token: str) -> Quiet:
+        """Return whether all required hooks hold now and did ever since; while it is frozen, no hook is asked.
+
+        Raises:
+            NotFound: that is not what is held, or was last.
+        """
+        ...
+
+    async def quiesce_release(self, token: str | None, outcome: str) -> Quiet:
+        """Release all, the last first, and tell each hook the outcome: `taken`, `failed` or `test`. Idempotent.
+
+        Thaws first. None releases whatever is held, if anything is.
+
+        Raises:
+            NotFound: that is not what is held, or was last.
+        """
+        ...
+
     async def renew(self, renewal: Renewal) -> None:
         """Make a machine that goes on from a snapshot safe to hand out; returns when all of it is confirmed.
 
-        In this order: mix `entropy` into the kernel and reseed it; set the clock; thaw what was frozen; with
-        a new `hostname` also give it a new machine-id, boot_id and SSH host keys; write
+        In this order: mix `entropy` into the kernel and reseed it; set the clock; thaw what was frozen;
+        release what was quiesced; with a new `hostname` also give it a new machine-id, boot_id and SSH host keys; write
         /run/torpor/generation; run the executables in /etc/torpor/on-restore.d/ with the reason.
 
         Raises:

@@ -17,6 +17,7 @@ from typing import Any
 from torpor.base.fsio import read_json
 from torpor.errors import DataDamaged
 from torpor.model import SnapshotInfo
+from torpor.model_quiesce import QuiesceReport, report_from_json, report_to_json
 
 MANIFEST = "manifest.json"
 DEVICES = "devices"
@@ -65,6 +66,9 @@ def to_json(manifest: Manifest) -> dict[str, object]:
         info[field.name] = value.isoformat() if isinstance(value, datetime) else value
     info["metadata"] = dict(manifest.info.metadata)
     info["env_names"] = list(manifest.info.env_names)
+    if (report := info.pop("quiesce")) is not None:  # else it is not there at all
+        assert isinstance(report, QuiesceReport)
+        info["quiesce"] = report_to_json(report)
     body = {
         "format": FORMAT,
         "snapshot": info,
@@ -122,6 +126,8 @@ def _manifest(raw: Any) -> Manifest:
     values = {name: value for name, value in raw["snapshot"].items() if name in _INFO_KEYS}
     values["created_at"] = datetime.fromisoformat(values["created_at"])
     values["env_names"] = tuple(map(str, values.get("env_names", ())))
+    if values.get("quiesce") is not None:
+        values["quiesce"] = report_from_json(values["quiesce"])
     return Manifest(
         info=SnapshotInfo(**values),
         disk=tuple(_layer(ref) for ref in raw["disk"]),

@@ -11,8 +11,9 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import get_args
 
 from torpor.base.aio import finish
 from torpor.base.faults import reach
@@ -26,7 +27,9 @@ from torpor.layers.space import full_disk_told
 from torpor.layers.store import LayerStore
 from torpor.layers.verify import digest
 from torpor.model import Consistency, SnapshotId, SnapshotInfo, SnapshotReason
+from torpor.model_quiesce import QuiesceReport, QuiesceSpec
 from torpor.sandboxes.machine import SandboxMachine
+from torpor.sandboxes.quiescing import Rest, unasked
 from torpor.sandboxes.room import check_capture
 from torpor.vmm.base import Vmm
 
@@ -45,22 +48,35 @@ class Wish:
     consistency: Consistency = "filesystem"
     label: str | None = None
     metadata: Mapping[str, str] | None = None
+    quiesce: QuiesceSpec = field(default_factory=QuiesceSpec)
+    """For `application`: how the machine's programs are brought to rest."""
     go_on: bool = True
     """False: leave the machine paused (and frozen) once it was captured; see `let_run`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Captured:
+    """What was got while the machine stood still."""
+
+    pause_ms: float
+    devices: Path
+    consistency: Consistency
+    quiesce: QuiesceReport | None
 
 
 async def take(m: SandboxMachine, wish: Wish, *, paused_before: bool) -> Manifest:
     """Take a snapshot of a running machine, or of one that was `paused_before`. The row's state stays as it is.
 
     Raises:
-        InvalidRequest: a consistency that cannot be had yet.
+        InvalidRequest: no such consistency.
+        QuiesceFailed: a required hook failed, or did not hold. Nothing was taken, and all is released.
         GuestFailed: the guest could not be quieted, or did not stay so. Nothing was taken.
         InsufficientResources: the disk is full. Nothing was taken.
         VmmFailed: the machine could not be saved. Nothing was taken.
     """
-    if wish.consistency not in ("crash", "filesystem"):
+    if wish.consistency not in get_args(Consistency):
         raise InvalidRequest(
-            f"consistency is {wish.consistency!r}; 'crash' or 'filesystem' is wanted",
+            f"consistency is {wish.consistency!r}; 'crash', 'filesystem' or 'application' is wanted",
             hint="leave it out",
         )
     store, vmm = m.parts.layers, m.running_vmm()
@@ -79,9 +95,7 @@ async def take(m: SandboxMachine, wish: Wish, *, paused_before: bool) -> Manifes
         )
         reach("snapshot.intent")
         try:
-            pause_ms, devices, consistency = await _capture(
-                m, wish, overlay, ram, paused_before=paused_before
-            )
+            captured = await _capture(m, wish, overlay, ram, paused_before=paused_before)
             reach("snapshot.captured")
             try:
                 manifest = await asyncio.to_thread(
@@ -91,14 +105,12 @@ async def take(m: SandboxMachine, wish: Wish, *, paused_before: bool) -> Manifes
                     snapshot_id,
                     disk,
                     (*before.ram, ram_id),
-                    devices,
-                    pause_ms,
-                    consistency,
+                    captured,
                 )
                 reach("snapshot.durable")
-                await finish(_publish(m, manifest, devices), within_s=_PUBLISH_S)
+                await finish(_publish(m, manifest, captured.devices), within_s=_PUBLISH_S)
             finally:
-                await asyncio.to_thread(devices.unlink, missing_ok=True)
+                await asyncio.to_thread(captured.devices.unlink, missing_ok=True)
         except BaseException:
             if m.info.parent_snapshot != snapshot_id:  # cancelled behind that point, it is whole
                 ram.unlink(missing_ok=True)
@@ -125,8 +137,10 @@ async def let_run(m: SandboxMachine, *, paused_before: bool) -> None:
     stood_still = await m.running_vmm().status() == "paused"
     await go_on(m, None, paused_before=paused_before)
     if stood_still and not paused_before:
-        with contextlib.suppress(GuestFailed, VmmFailed):  # then the dead man in the guest thaws
-            await (await m.guest()).thaw()
+        with contextlib.suppress(GuestFailed, VmmFailed):  # then the dead men in the guest let go
+            guest = await m.guest()
+            await guest.thaw()
+            await guest.quiesce_release(None, "failed")
 
 
 def _manifest(
@@ -135,9 +149,7 @@ def _manifest(
     snapshot_id: SnapshotId,
     disk_below: tuple[str, ...],
     ram: tuple[str, ...],
-    devices: Path,
-    pause_ms: float,
-    consistency: Consistency,
+    captured: Captured,
 ) -> Manifest:
     """Make what was captured durable and immutable, and return what says so. Blocks."""
     store, info, host = m.parts.layers, m.info, m.parts.host
@@ -145,7 +157,7 @@ def _manifest(
     new = {disk[-1], ram[-1]}
     disk_refs = tuple(store.ref(layer, store.disk_path(layer)) for layer in disk)
     ram_refs = tuple(store.ref(layer, store.ram_path(layer)) for layer in ram)
-    devices_ref = LayerRef("devices", devices.stat().st_size, digest(devices))
+    devices_ref = LayerRef("devices", captured.devices.stat().st_size, digest(captured.devices))
     own = sum(ref.size_bytes for ref in (*disk_refs, *ram_refs) if ref.id in new)
     return Manifest(
         SnapshotInfo(
@@ -157,7 +169,7 @@ def _manifest(
             template=info.template,
             template_digest=info.template_digest,
             created_at=m.parts.clock.now(),
-            consistency=consistency,
+            consistency=captured.consistency,
             vcpus=info.vcpus,
             ram_mib=info.ram_mib,
             disk_gib=info.disk_gib,
@@ -167,9 +179,10 @@ def _manifest(
             cpu=host.cpu or "",
             accel=host.accel or "",
             size_bytes=own + devices_ref.size_bytes,
-            pause_ms=round(pause_ms, 3),
+            pause_ms=round(captured.pause_ms, 3),
             metadata=dict(wish.metadata or {}),
             env_names=info.env_names,
+            quiesce=captured.quiesce,
         ),
         disk=disk_refs,
         ram=ram_refs,
@@ -184,7 +197,14 @@ def _are_there(store: LayerStore, disk: tuple[str, ...], ram: tuple[str, ...]) -
 
 
 def relabelled(m: SandboxMachine, manifest: Manifest, wish: Wish) -> SnapshotInfo:
-    """Return what a second snapshot of the same point is called: a sandbox that sleeps has not moved on."""
+    """Return what a second snapshot of the same point is called: a sandbox that sleeps has not moved on.
+
+    Raises:
+        QuiesceFailed: `application` is wanted, and it did not fall asleep so.
+    """
+    report = manifest.info.quiesce
+    if wish.consistency == "application" and manifest.info.consistency != "application":
+        report = unasked(f"sandbox {m.info.id}", wish.quiesce, asleep=True)
     return replace(
         manifest.info,
         id=SnapshotId(new_id("snap")),
@@ -195,22 +215,30 @@ def relabelled(m: SandboxMachine, manifest: Manifest, wish: Wish) -> SnapshotInf
         size_bytes=0,
         pause_ms=0.0,
         metadata=dict(wish.metadata or {}),
+        quiesce=report,
     )
 
 
 async def _capture(
     m: SandboxMachine, wish: Wish, overlay: Path, ram: Path, *, paused_before: bool
-) -> tuple[float, Path, Consistency]:
+) -> Captured:
     """Do what has to be done while the machine stands still; return how long it did, and what was got."""
     vmm, store = m.running_vmm(), m.parts.layers
     guest: Guest | None = None if paused_before else await m.guest()
     session = [store.ram_path(layer) for layer in m.row.layers.session]
     devices = m.folder / "devices"
+    wanted = wish.quiesce if wish.consistency == "application" else None
+    rest = Rest(f"sandbox {m.info.id}", guest, wanted)
     try:
+        await rest.begin()
+        reach("snapshot.held")
         await _quiet_guest(guest, wish)
         reach("snapshot.quiet")
+        if not wish.go_on:
+            await rest.take_lease()
         begun = time.monotonic()
         await vmm.pause()
+        rest.check_lease()
         reach("snapshot.paused")
         saved = await vmm.save_devices()
         await vmm.switch_disk(overlay)
@@ -222,30 +250,47 @@ async def _capture(
         if wish.go_on and not paused_before:
             await vmm.resume()
         pause_ms = (time.monotonic() - begun) * 1000
-        if guest is not None and wish.go_on and wish.consistency == "filesystem":
-            await _thaw(m, guest)
+        if guest is not None and wish.go_on:
+            await _thaw(m, guest, wish)
+            await rest.end()
     except BaseException:
         await finish(go_on(m, guest, paused_before=paused_before), within_s=60.0)
+        await finish(rest.abandon(), within_s=150.0)
         raise
     await _note_switch(m, vmm)
     if guest is not None and wish.go_on:
         with contextlib.suppress(GuestFailed):  # whoever asks it next is told
             await guest.set_clock(m.parts.clock.now())  # it stood still with the machine
-    # what a machine that was paused by hand had not written is in its RAM, as after a crash
-    return pause_ms, devices, wish.consistency if guest is not None else "crash"
+    return Captured(
+        pause_ms=pause_ms,
+        devices=devices,
+        consistency=_had(wish, guest, rest.report),
+        quiesce=rest.report,
+    )
+
+
+def _had(wish: Wish, guest: Guest | None, report: QuiesceReport | None) -> Consistency:
+    """Return the consistency that was had, which may be less than what was wished for."""
+    if (
+        guest is None
+    ):  # what a machine that was paused by hand had not written is in its RAM, as after a crash
+        return "crash"
+    if wish.consistency == "application" and (report is None or not report.held):
+        return "filesystem"
+    return wish.consistency
 
 
 async def _quiet_guest(guest: Guest | None, wish: Wish) -> None:
     if guest is None:
         return
-    if wish.consistency == "filesystem":
+    if wish.consistency != "crash":
         await guest.freeze(dead_man_seconds=DEAD_MAN_S)
     else:
         await guest.sync()
 
 
-async def _thaw(m: SandboxMachine, guest: Guest) -> None:
-    if not await guest.thaw():
+async def _thaw(m: SandboxMachine, guest: Guest, wish: Wish) -> None:
+    if wish.consistency != "crash" and not await guest.thaw():
         raise GuestFailed(
             f"sandbox {m.info.id} did not stay frozen while it was captured",
             hint="try again; the host may be too busy",

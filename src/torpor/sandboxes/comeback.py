@@ -28,7 +28,11 @@ from torpor.sandboxes.room import check_capture, check_start, image_of
 S = SandboxState
 
 
-async def hibernate(m: SandboxMachine) -> None:
+SLEEP = capture.Wish(reason="hibernate", go_on=False)
+"""How a sandbox falls asleep unless more is wanted."""
+
+
+async def hibernate(m: SandboxMachine, wish: capture.Wish = SLEEP) -> None:
     """Snapshot the sandbox and give its CPU and RAM back. Idempotent. After a failure it is as it was."""
     if m.info.state is S.HIBERNATED:
         return
@@ -38,9 +42,7 @@ async def hibernate(m: SandboxMachine) -> None:
     await m.move(S.HIBERNATING)
     reach("hibernate.intent")
     try:
-        manifest = await capture.take(
-            m, capture.Wish(reason="hibernate", go_on=False), paused_before=before is S.PAUSED
-        )
+        manifest = await capture.take(m, wish, paused_before=before is S.PAUSED)
         await m.move(S.HIBERNATED)
     except BaseException:
         if m.vmm is not None:

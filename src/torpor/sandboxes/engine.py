@@ -49,12 +49,13 @@ from torpor.model import (
     SnapshotInfo,
     TemplateInfo,
 )
+from torpor.model_quiesce import QuiesceReport, QuiesceSpec, quiesce_spec
 from torpor.sandboxes import folder as files
 from torpor.sandboxes.admission import Sizes, check_memory, check_room, choose_sizes, is_default
 from torpor.sandboxes.birth import RenewalReason
 from torpor.sandboxes.boot import TemplateBooter
 from torpor.sandboxes.capture import Wish
-from torpor.sandboxes.comeback import layers_at
+from torpor.sandboxes.comeback import SLEEP, layers_at
 from torpor.sandboxes.fit import check_fits, misfit
 from torpor.sandboxes.lifecycle import WITH_MACHINE
 from torpor.sandboxes.memories import AgentMemories
@@ -287,9 +288,17 @@ class Engine:
         """Let a paused sandbox run on."""
         return await (await self._task(sandbox_id)).resume()
 
-    async def hibernate(self, sandbox_id: SandboxId) -> SnapshotInfo:
+    async def hibernate(
+        self,
+        sandbox_id: SandboxId,
+        *,
+        consistency: Consistency = "filesystem",
+        quiesce: QuiesceSpec | None = None,
+    ) -> SnapshotInfo:
         """Put a sandbox to sleep; return the snapshot at which it sleeps."""
-        info = await (await self._task(sandbox_id)).hibernate()
+        wish = replace(SLEEP, consistency=consistency, quiesce=quiesce_spec(quiesce))
+        check_snapshot(wish)
+        info = await (await self._task(sandbox_id)).hibernate(wish)
         assert info.parent_snapshot is not None
         return self._parts.layers.get(info.parent_snapshot).info
 
@@ -352,14 +361,25 @@ class Engine:
         label: str | None = None,
         consistency: Consistency = "filesystem",
         metadata: Mapping[str, str] | None = None,
+        quiesce: QuiesceSpec | None = None,
     ) -> SnapshotInfo:
         """Take a snapshot; the sandbox goes on."""
         wish = Wish(
-            reason="snapshot", label=label, consistency=consistency, metadata=metadata or {}
+            reason="snapshot",
+            label=label,
+            consistency=consistency,
+            metadata=metadata or {},
+            quiesce=quiesce_spec(quiesce),
         )
         check_snapshot(wish)
         task = await self._task(sandbox_id)
         return (await task.snapshot(wish)).info
+
+    async def test_quiesce(
+        self, sandbox_id: SandboxId, quiesce: QuiesceSpec | None = None
+    ) -> QuiesceReport:
+        """Bring a sandbox's programs to rest and let them go on, without a snapshot."""
+        return await (await self._task(sandbox_id)).test_quiesce(quiesce_spec(quiesce))
 
     async def snapshots(self, sandbox_id: SandboxId | None = None) -> tuple[SnapshotInfo, ...]:
         """Return the snapshots, newest first; of one sandbox, or all."""

@@ -25,6 +25,7 @@ from torpor.model import (
     SnapshotInfo,
     TemplateInfo,
 )
+from torpor.model_quiesce import QuiesceReport, QuiesceSpec
 from torpor.sandboxes.memories import AgentMemories
 
 
@@ -106,7 +107,13 @@ class EnginePort(Protocol):
         """
         ...
 
-    async def hibernate(self, sandbox_id: SandboxId) -> SnapshotInfo:
+    async def hibernate(
+        self,
+        sandbox_id: SandboxId,
+        *,
+        consistency: Consistency = "filesystem",
+        quiesce: QuiesceSpec | None = None,
+    ) -> SnapshotInfo:
         """Put a running or paused sandbox to sleep: all CPU and RAM are given back. Idempotent.
 
         After a failure it is as it was. Being asleep uses up no TTL. Of a sandbox's sleeps the last is kept; an
@@ -132,14 +139,32 @@ class EnginePort(Protocol):
         label: str | None = None,
         consistency: Consistency = "filesystem",
         metadata: Mapping[str, str] | None = None,
+        quiesce: QuiesceSpec | None = None,
     ) -> SnapshotInfo:
         """Take a snapshot of a running, paused or hibernated sandbox, which goes on as it was.
 
+        With `application`, `quiesce` says how its programs are brought to rest.
+
         Raises:
+            InvalidRequest: a value cannot be right.
             Conflict: this sandbox has a snapshot with that label.
+            QuiesceFailed: a required hook failed or did not hold; nothing was taken, and all is released.
             LimitExceeded: it has as many snapshots, or as large ones, as it may have.
             GuestFailed: its file systems could not be quieted; nothing was taken.
             InsufficientResources: the disk is full; nothing was taken.
+        """
+        ...
+
+    async def test_quiesce(
+        self, sandbox_id: SandboxId, quiesce: QuiesceSpec | None = None
+    ) -> QuiesceReport:
+        """Bring a running sandbox's programs to rest, confirm it, and release them, without a snapshot.
+
+        The report says what came of each hook; a hook that failed is no error here.
+
+        Raises:
+            WrongState: it is not running.
+            InvalidRequest, GuestFailed: a hook cannot be right, or the guest cannot do it; nothing was begun.
         """
         ...
 

@@ -120,6 +120,7 @@ async def _adopted(parts: Parts, row: SandboxRow) -> SandboxTask:
         with contextlib.suppress(GuestFailed):  # then the dead man in the guest thaws
             guest = await task.machine.guest()
             await guest.thaw()
+            await guest.quiesce_release(None, "failed")
             await guest.set_clock(parts.clock.now())
     if row.layers.taking is not None:
         await task.machine.save(

@@ -30,11 +30,13 @@ from torpor.errors import (
 from torpor.guest.port import Guest
 from torpor.layers.manifest import Manifest
 from torpor.model import OnTimeout, SandboxInfo, SandboxState
+from torpor.model_quiesce import QuiesceReport, QuiesceSpec
 from torpor.sandboxes import birth, capture, comeback
 from torpor.sandboxes import folder as files
 from torpor.sandboxes.lifecycle import WITH_MACHINE, check_move, require_running
 from torpor.sandboxes.machine import SandboxMachine
 from torpor.sandboxes.parts import Parts
+from torpor.sandboxes.quiescing import rehearse
 from torpor.sandboxes.room import check_start
 from torpor.templates import Template
 from torpor.vmm.base import Vmm
@@ -120,9 +122,13 @@ class SandboxTask:
         """Take a snapshot; the sandbox goes on as it was, or sleeps on."""
         return await self._ask("snapshot", lambda: self._snapshot(wish))
 
-    async def hibernate(self) -> SandboxInfo:
+    async def hibernate(self, wish: capture.Wish = comeback.SLEEP) -> SandboxInfo:
         """Snapshot the sandbox and give its CPU and RAM back."""
-        return await self._changed("hibernate", lambda: comeback.hibernate(self.machine))
+        return await self._changed("hibernate", lambda: comeback.hibernate(self.machine, wish))
+
+    async def test_quiesce(self, spec: QuiesceSpec) -> QuiesceReport:
+        """Bring the machine's programs to rest and let them go on, without a snapshot."""
+        return await self._ask("test of quiescing", lambda: self._test_quiesce(spec))
 
     async def wake(self) -> SandboxInfo:
         """Let a hibernated sandbox go on."""
@@ -386,6 +392,10 @@ class SandboxTask:
                 f"sandbox {self.info.id} has a snapshot with the label {label!r} already",
                 hint="choose another label or delete that snapshot",
             )
+
+    async def _test_quiesce(self, spec: QuiesceSpec) -> QuiesceReport:
+        require_running(self.info.id, self.info.state)
+        return await rehearse(await self.machine.guest(), spec)
 
     async def _wake(self) -> None:
         await comeback.wake(self.machine)

@@ -55,8 +55,11 @@ def test_a_life_with_snapshots(serve: Callable[[Scene], None]) -> None:
         assert (taken.label, taken.sandbox_id, taken.metadata) == ("one", sandbox.id, {"a": "b"})
         with pytest.raises(Conflict):
             await sandbox.snapshot(label="one")
+        held = await sandbox.snapshot(consistency="application")
+        assert held.consistency == "application"
+        await held.delete()
         with pytest.raises(InvalidRequest):
-            await sandbox.snapshot(consistency="application")
+            await sandbox.snapshot(consistency="perfect")  # type: ignore[arg-type]
         assert (await taken.verify()).ok
         assert (await sandbox.rollback(taken.id)).info.generation == 2
         made = await AsyncSandbox.restore(taken.id, metadata={"c": "d"}, idle_seconds=9)

@@ -21,6 +21,7 @@ from torpor_guest.errors import AgentError
 from torpor_guest.freezer import Freezer
 from torpor_guest.gate import Gate
 from torpor_guest.identity import replace_file
+from torpor_guest.quiesce import Quiesce
 from torpor_guest.renewal import Renewals, Request
 
 pytestmark = pytest.mark.anyio
@@ -73,7 +74,8 @@ class World:
         self.programs = PaperPrograms()
         self.gate = Gate()
         self.freezer = Freezer(self.kernel, self.gate)
-        self.renewals = Renewals(self.kernel, self.freezer, cast("Any", self.programs))
+        quiesce = Quiesce(self.kernel, self.freezer, cast("Any", None), root)
+        self.renewals = Renewals(self.kernel, self.freezer, cast("Any", self.programs), quiesce)
 
     def put(self, name: str, text: str, *, mode: int = 0o644) -> None:
         (self.root / name).write_text(text)
@@ -108,7 +110,7 @@ async def test_a_fork_becomes_another_machine_in_this_order(world: World) -> Non
     world.kernel.calls.clear()
     answer = await world.renew()
     assert answer == {
-        "done": ["entropy", "clock", "thaw", "identity", "generation"],
+        "done": ["entropy", "clock", "thaw", "release", "identity", "generation"],
         "was_frozen": True,
         "notes": [],
     }
@@ -130,7 +132,7 @@ async def test_who_wakes_is_who_fell_asleep(world: World, reason: str) -> None:
     world.put("etc/ssh/ssh_host_rsa_key", "old key")
     before = {p: p.read_bytes() for p in world.root.rglob("*") if p.is_file()}
     answer = await world.renew(reason=reason, hostname=None)
-    assert answer["done"] == ["entropy", "clock", "thaw", "generation"]
+    assert answer["done"] == ["entropy", "clock", "thaw", "release", "generation"]
     assert answer["was_frozen"] is False
     after = {p: p.read_bytes() for p in world.root.rglob("*") if p.is_file()}
     assert set(after) - set(before) == {world.root / "run/torpor/generation"}

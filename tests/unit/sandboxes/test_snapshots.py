@@ -92,7 +92,7 @@ def test_a_label_is_taken_once_in_a_sandbox(play: Play) -> None:
         with pytest.raises(Conflict, match="label 'x' already"):
             await world.engine.snapshot(one.id, label="x")
         with pytest.raises(InvalidRequest, match="consistency"):
-            await world.engine.snapshot(one.id, consistency="application")
+            await world.engine.snapshot(one.id, consistency="perfect")  # type: ignore[arg-type]
 
     play(scene)
 
