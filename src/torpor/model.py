@@ -41,6 +41,8 @@ Network = Literal["user", "none"]
 OnTimeout = Literal["delete", "hibernate"]
 BootMode = Literal["cold", "restore", "resume"]
 """`cold`: booted from its disk; `restore`: from a snapshot's RAM; `resume`: woken where it slept."""
+MemoryChoice = Literal["ram", "cold"]
+"""How a rollback comes back: `ram`: memory and processes as they were; `cold`: the disk alone, then a boot."""
 Consistency = Literal["crash", "filesystem", "application"]
 """`crash`: as after a power cut, but synced; `filesystem`: file systems frozen while captured; `application`: the
 machine's programs held still as well, and said so before and after."""
@@ -153,6 +155,8 @@ class SnapshotInfo:
     """Names of the environment that its sandbox was given; the values are in its disk alone."""
     quiesce: QuiesceReport | None = None
     """What came of asking its programs to hold still; None: they were not asked."""
+    protected: tuple[str, ...] = ()
+    """Why it cannot be deleted now, a reason each; kept beside the snapshot, not in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -404,6 +404,7 @@ class FakeEngine(FakeSnapshots):
         return self._set(sandbox_id, SandboxState.DELETED)
 
     async def pause(self, sandbox_id: SandboxId) -> SandboxInfo:
+        self.claims.check(sandbox_id, "pause")
         self._need(sandbox_id, SandboxState.RUNNING, SandboxState.PAUSED)
         return self._set(sandbox_id, SandboxState.PAUSED)
 

@@ -26,6 +26,7 @@ from torpor.layers.verify import Damage
 from torpor.model import (
     BootMode,
     Consistency,
+    MemoryChoice,
     RestoreSpec,
     SandboxId,
     SandboxInfo,
@@ -34,6 +35,7 @@ from torpor.model import (
     SnapshotInfo,
     SnapshotReason,
 )
+from torpor.sandboxes.claims import Claim, Claims
 
 if TYPE_CHECKING:
     from tests.fakes.engine import FakeGuest, FakeSandbox
@@ -64,6 +66,8 @@ class FakeSnapshots:
         self.foreign: set[SnapshotId] = set()
         """Whose RAM belongs to another driver."""
         self.will_not_freeze = False
+        self.claims = Claims()
+        self.needs: dict[tuple[SnapshotId, str], str] = {}
         self.room: int | None = None
         """How many more sandboxes fit."""
 
@@ -131,13 +135,15 @@ class FakeSnapshots:
         ]
 
     async def snapshots(self, sandbox_id: SandboxId | None = None) -> tuple[SnapshotInfo, ...]:
-        return tuple(p.info for p in self._of(sandbox_id))
+        return tuple(self._seen(p.info) for p in self._of(sandbox_id))
 
     async def get_snapshot(self, snapshot_id: SnapshotId) -> SnapshotInfo:
-        return self._point(snapshot_id).info
+        return self._seen(self._point(snapshot_id).info)
 
     async def delete_snapshot(self, snapshot_id: SnapshotId) -> int:
-        self._point(snapshot_id)
+        reasons = self._seen(self._point(snapshot_id).info).protected
+        if reasons:
+            raise Conflict(f"snapshot {snapshot_id} is needed: {'; '.join(reasons)}")
         asleep = [
             s.info.id
             for s in self.sandboxes.values()
@@ -252,6 +258,7 @@ class FakeSnapshots:
         return tuple(found)
 
     async def hibernate(self, sandbox_id: SandboxId) -> SnapshotInfo:
+        self.claims.check(sandbox_id, "hibernate")
         found = self._found(sandbox_id)
         if found.info.state is not S.HIBERNATED:
             self._need(sandbox_id, S.RUNNING, S.PAUSED)
@@ -282,8 +289,42 @@ class FakeSnapshots:
             )
         return found.info
 
-    async def rollback(self, sandbox_id: SandboxId, snapshot_id: SnapshotId) -> SandboxInfo:
+    async def claim(self, sandbox_id: SandboxId, claim: Claim | None, holder: str) -> None:
+        if claim is None:
+            self.claims.drop(sandbox_id, holder)
+        else:
+            self.claims.put(sandbox_id, claim)
+
+    async def protect(self, snapshot_id: SnapshotId, holder: str, reason: str) -> None:
+        self._point(snapshot_id)
+        self.needs[snapshot_id, holder] = reason
+
+    async def unprotect(self, snapshot_id: SnapshotId | None, holder: str) -> None:
+        for key in list(self.needs):
+            if key[1] == holder and snapshot_id in (None, key[0]):
+                del self.needs[key]
+
+    def _seen(self, info: SnapshotInfo) -> SnapshotInfo:
+        reasons = tuple(why for (of, _), why in sorted(self.needs.items()) if of == info.id)
+        return replace(info, protected=reasons)
+
+    async def rollback(
+        self,
+        sandbox_id: SandboxId,
+        snapshot_id: SnapshotId,
+        *,
+        memory: MemoryChoice = "ram",
+        holder: str | None = None,
+        since_generation: int | None = None,
+    ) -> SandboxInfo:
+        self.claims.check(sandbox_id, "rollback", holder)
         found, point = self._found(sandbox_id), self._point(snapshot_id)
+        if (
+            since_generation is not None
+            and found.info.generation > since_generation
+            and (found.info.state, found.info.parent_snapshot) == (S.RUNNING, snapshot_id)
+        ):
+            return found.info
         self._need(sandbox_id, S.RUNNING, S.PAUSED, S.HIBERNATED, S.STOPPED, S.FAILED)
         if point.info.template_digest != found.info.template_digest:
             raise WrongState(f"snapshot {snapshot_id} is of another template")
@@ -295,11 +336,13 @@ class FakeSnapshots:
                 running.kill(9)
         found.guest.cut()
         found.guest = _copy(point.guest)
+        if memory == "cold":
+            found.guest.execs.clear()
         self.own_layers[sandbox_id] = point.layers
         found.info = replace(
             found.info,
             state=S.RUNNING,
-            boot_mode="restore",
+            boot_mode="restore" if memory == "ram" else "cold",
             boot_ms=6,
             error=None,
             parent_snapshot=snapshot_id,

@@ -61,6 +61,8 @@ ROLLBACK = [
     "rollback.renewed",
     "rollback.outcome",
 ]
+COLD = ["rollback.intent", "rollback.started", "rollback.outcome"]
+"""Where coming back cold differs from coming back with memory."""
 PAUSE = ["pause.intent", "pause.acted", "resume.intent", "resume.acted"]
 REMOVE = ["snapshot.forgotten", "collect.removed"]
 ELSEWHERE = {
@@ -201,6 +203,32 @@ def test_rollback(lived_in: Sandbox, vm_home: Home, point: str) -> None:
         time.sleep(0.1)
     assert_alive(lived_in)
     Snapshot.delete(snapshot.id)
+    assert_nothing_is_left(vm_home)
+
+
+@pytest.mark.parametrize("point", COLD)
+def test_rollback_to_the_disk_alone(base: str, vm_home: Home, point: str) -> None:
+    with Sandbox.create(template=base, env={"TOKEN": "kept"}) as sandbox:
+        sandbox.filesystem.write("/root/kept", "kept\n")
+        sandbox.exec("touch /dev/shm/gone; cat /etc/machine-id > /root/id", check=True)
+        snapshot = sandbox.snapshot()
+        sandbox.exec("rm -f /root/kept; sync", check=True)
+        crash(vm_home, point, lambda: sandbox.rollback(snapshot.id, memory="cold"))
+        end = time.monotonic() + 180
+        while sandbox.refresh().state is not S.RUNNING:  # the next daemon makes it again, cold too
+            assert time.monotonic() < end, sandbox.info
+            time.sleep(0.1)
+        assert (sandbox.info.boot_mode, sandbox.info.generation >= 2) == ("cold", True)
+        told = sandbox.exec(
+            "cat /root/kept; ls /dev/shm/gone; echo $TOKEN; cmp /etc/machine-id /root/id && echo same"
+        )
+        assert told.stdout == "kept\nkept\nsame\n"
+        assert sandbox.exec("uptime -s").ok
+        again = sandbox.snapshot()
+        with Sandbox.restore(again.id) as restored:
+            assert restored.exec("cat /root/kept").stdout == "kept\n"
+        for taken in (snapshot, again):
+            Snapshot.delete(taken.id)
     assert_nothing_is_left(vm_home)
 
 

@@ -90,7 +90,14 @@ def restore(
     print_json(made.info) if as_json else print(made.id)
 
 
-def rollback(sandbox: SandboxArg, snapshot: SnapshotArg, as_json: AsJson = False) -> None:
+def rollback(
+    sandbox: SandboxArg,
+    snapshot: SnapshotArg,
+    cold: Annotated[
+        bool, typer.Option("--cold", help="Put the disk back and boot; memory begins anew.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
     """Put a sandbox back to a snapshot, with the same id; what it did since then is gone.
 
     A snapshot holds the machine: memory, processes and disk. Going back to it does not undo what the machine
@@ -98,7 +105,7 @@ def rollback(sandbox: SandboxArg, snapshot: SnapshotArg, as_json: AsJson = False
     were made. Take a snapshot first if you may want to come back to where it is now.
     """
     found = find(sandbox)
-    found.rollback(find_snapshot(snapshot).id)
+    found.rollback(find_snapshot(snapshot).id, memory="cold" if cold else "ram")
     print_json(found.info) if as_json else print(found.id)
 
 

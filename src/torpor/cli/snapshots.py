@@ -158,6 +158,7 @@ def show(snapshot: SnapshotArg, as_json: AsJson = False) -> None:
     facts["metadata"] = ", ".join(f"{key}={value}" for key, value in info.metadata.items()) or None
     facts["created_at"] = f"{info.created_at:%Y-%m-%d %H:%M:%S} UTC, {age(info.created_at)} ago"
     facts["env"] = ", ".join(info.env_names) or None
+    facts["protected"] = "; ".join(info.protected) or None
     for name in ("ram_mib", "disk_gib", "size_bytes", "pause_ms", "env_names"):
         del facts[name]
     print_facts(facts)

@@ -179,7 +179,7 @@ class SandboxRows:
         with self._database.begin() as connection:
             done = connection.execute(
                 delete(sandbox).where(
-                    sandbox.c.state == SandboxState.DELETED, sandbox.c.deleted_at < _micros(before)
+                    sandbox.c.state == SandboxState.DELETED, sandbox.c.deleted_at < micros(before)
                 )
             )
             return int(done.rowcount)
@@ -189,7 +189,7 @@ class SandboxRows:
         self._write(
             update(sandbox)
             .where(sandbox.c.id == row.info.id)
-            .values(**_values(row), deleted_at=_micros(at))
+            .values(**_values(row), deleted_at=micros(at))
         )
 
     def close(self) -> None:
@@ -204,7 +204,8 @@ class SandboxRows:
             raise translate(exc, str(self._database.engine.url.database)) from exc
 
 
-def _micros(at: datetime) -> int:
+def micros(at: datetime) -> int:
+    """Return a time as the tables have it."""
     return (at - _EPOCH) // timedelta(microseconds=1)
 
 
@@ -228,8 +229,8 @@ def _values(row: SandboxRow) -> dict[str, Any]:
         "ttl_seconds": info.ttl_seconds,
         "ttl_left_us": None if row.ttl_left is None else row.ttl_left // timedelta(microseconds=1),
         "on_timeout": info.on_timeout,
-        "created_at": _micros(info.created_at),
-        "expires_at": None if info.expires_at is None else _micros(info.expires_at),
+        "created_at": micros(info.created_at),
+        "expires_at": None if info.expires_at is None else micros(info.expires_at),
         "boot_mode": info.boot_mode,
         "boot_ms": info.boot_ms,
         "driver": info.driver,
@@ -287,7 +288,7 @@ def _layers(raw: dict[str, Any]) -> MachineLayers:
 
 def _encode_cursor(info: SandboxInfo) -> str:
     return (
-        base64.urlsafe_b64encode(f"{_micros(info.created_at)} {info.id}".encode())
+        base64.urlsafe_b64encode(f"{micros(info.created_at)} {info.id}".encode())
         .decode()
         .rstrip("=")
     )

@@ -46,3 +46,14 @@ sandbox = Table(
 )
 Index("ix_sandbox_created_at_id", sandbox.c.created_at, sandbox.c.id)
 Index("ix_sandbox_state", sandbox.c.state)
+
+protection = Table(
+    "protection",
+    metadata,
+    Column("snapshot_id", String(32), primary_key=True),
+    # who needs it: a change's id, say; each may need it once
+    Column("holder", String(64), primary_key=True),
+    Column("reason", Text, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+)
+Index("ix_protection_holder", protection.c.holder)

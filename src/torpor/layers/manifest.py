@@ -62,6 +62,8 @@ def to_json(manifest: Manifest) -> dict[str, object]:
     """Return the manifest as the JSON object that is stored."""
     info: dict[str, object] = {}
     for field in fields(SnapshotInfo):
+        if field.name == "protected":
+            continue  # it comes and goes; the manifest never changes
         value = getattr(manifest.info, field.name)
         info[field.name] = value.isoformat() if isinstance(value, datetime) else value
     info["metadata"] = dict(manifest.info.metadata)

@@ -15,8 +15,9 @@ from torpor.base.faults import reach
 from torpor.base.ids import new_id
 from torpor.db.sandboxes import MachineLayers
 from torpor.errors import TorporError, VmmFailed, WrongState
+from torpor.guest.port import Guest
 from torpor.layers.manifest import Manifest
-from torpor.model import BootMode, SandboxState, SnapshotId
+from torpor.model import BootMode, MemoryChoice, SandboxState, SnapshotId
 from torpor.sandboxes import capture
 from torpor.sandboxes import folder as files
 from torpor.sandboxes.birth import RenewalReason, hostname_of, renewal
@@ -77,26 +78,40 @@ async def wake(m: SandboxMachine) -> None:
     reach("wake.outcome")
 
 
-async def rollback(m: SandboxMachine, manifest: Manifest) -> None:
+async def rollback(
+    m: SandboxMachine,
+    manifest: Manifest,
+    memory: MemoryChoice = "ram",
+    *,
+    since_generation: int | None = None,
+) -> None:
     """Put the sandbox back to a snapshot: same id, same identity; what came after is gone.
 
-    All that can be checked and made beforehand is, so that the machine is ended only when the old one can
-    start. After a failure behind that point the sandbox is `failed` and can be rolled back again.
+    With `cold` its disk is put back and boots; the snapshot's RAM is neither needed nor looked at. All that can be
+    checked and made beforehand is, so that the machine is ended only when the old one can start. After a failure
+    behind that point the sandbox is `failed` and can be rolled back again. With `since_generation` nothing is done
+    when it was put back there after that generation: a repeat of a request finds it carried out.
     """
+    if since_generation is not None and _is_back(m, manifest, since_generation):
+        return
     check_move(m.info.id, m.info.state, S.RESTORING)
     if manifest.info.template_digest != m.info.template_digest:
         raise WrongState(
             f"snapshot {manifest.info.id} is of another template than sandbox {m.info.id}",
             hint=f"make a new sandbox from it: torpor restore {manifest.info.id}",
         )
-    check_fits(manifest.info, m.parts.host)
+    if memory == "ram":
+        check_fits(manifest.info, m.parts.host)
     m.parts.origin(manifest.info.id)  # it may have been deleted while we waited for our turn
     short = m.parts.layers.shortened(manifest)
     with m.parts.pins.held(manifest.info.id, *manifest.layer_ids, *short.layer_ids):
-        await image_of(m.parts, manifest)
+        if memory == "ram":
+            await image_of(m.parts, manifest)
         await check_start(m.parts)
         manifest = short
         layers = replace(layers_at(manifest), active=new_id("lyr"))
+        if memory == "cold":  # which is how the row tells the next daemon, too
+            layers = replace(layers, image=None, ram=())
         await m.save(replace(m.row, epoch=max(m.row.epoch, manifest.epoch)))
         async with m.parts.memory_for(replace(m.info, ram_mib=manifest.info.ram_mib)):
             await m.move(
@@ -114,13 +129,24 @@ async def rollback(m: SandboxMachine, manifest: Manifest) -> None:
     try:
         await m.end_machine()
         reach("rollback.ended")
-        await _run(m, manifest, "rollback", "restore")
+        if memory == "ram":
+            await _run(m, manifest, "rollback", "restore")
+        else:
+            await _boot(m, manifest)
     except BaseException as exc:
         await finish(m.end_machine(), within_s=60.0)
         if isinstance(exc, Exception):
             await m.settle(S.FAILED, error=f"rollback to {manifest.info.id} failed: {exc}")
         raise
     reach("rollback.outcome")
+
+
+def _is_back(m: SandboxMachine, manifest: Manifest, since_generation: int) -> bool:
+    return (
+        m.info.state is S.RUNNING
+        and m.info.generation > since_generation
+        and m.info.parent_snapshot == manifest.info.id
+    )
 
 
 def sleeping_at(m: SandboxMachine) -> Manifest:
@@ -155,13 +181,32 @@ async def _run(
     vmm = await m.start_restored(manifest)
     reach(f"{reason}.started")
     await vmm.resume()
-    guest = await m.guest()
+    await _renew(m, manifest, await m.guest(), reason)
+    boot_ms = round((m.parts.clock.monotonic_s() - begun) * 1000)
+    await m.move(S.RUNNING, boot_mode=boot_mode, boot_ms=boot_ms)
+
+
+async def _boot(m: SandboxMachine, manifest: Manifest) -> None:
+    """Boot a sandbox that was put back, from the disk that its row names."""
+    begun = m.parts.clock.monotonic_s()
+    template = await asyncio.to_thread(m.parts.templates.by_digest, m.info.template_digest)
+    await asyncio.to_thread(files.make_folder, m.folder)
+    await m.make_active(m.row.layers)
+    reach("rollback.overlay")
+    m.vmm = await m.parts.driver.start(m.folder, m.spec(template, m.row.layers))
+    reach("rollback.started")
+    await _renew(m, manifest, await m.guest(m.parts.boot_timeout_s), "rollback")
+    boot_ms = round((m.parts.clock.monotonic_s() - begun) * 1000)
+    await m.move(S.RUNNING, boot_mode="cold", boot_ms=boot_ms)
+
+
+async def _renew(
+    m: SandboxMachine, manifest: Manifest, guest: Guest, reason: RenewalReason
+) -> None:
     # a snapshot of another sandbox, such as the one this was forked from, holds that one's identity
     hostname = None if manifest.info.sandbox_id == m.info.id else hostname_of(m.info.id)
     await m.until_end(guest.renew(renewal(m, reason, hostname=hostname)))
     reach(f"{reason}.renewed")
-    boot_ms = round((m.parts.clock.monotonic_s() - begun) * 1000)
-    await m.move(S.RUNNING, boot_mode=boot_mode, boot_ms=boot_ms)
 
 
 async def _awake_again(m: SandboxMachine, state: SandboxState) -> None:

@@ -17,6 +17,7 @@ from torpor.base.clock import SystemClock
 from torpor.base.home import Home
 from torpor.base.ids import check_id, is_id, new_id
 from torpor.db.database import Database
+from torpor.db.protections import Protection, ProtectionRows
 from torpor.db.sandboxes import MachineLayers, SandboxRow, SandboxRows
 from torpor.doctor import collect
 from torpor.errors import (
@@ -37,6 +38,7 @@ from torpor.memory.service import MemoryService, choose_embedder
 from torpor.model import (
     BuildEvent,
     Consistency,
+    MemoryChoice,
     OnTimeout,
     RestoreSpec,
     SandboxFilter,
@@ -55,18 +57,21 @@ from torpor.sandboxes.admission import Sizes, check_memory, check_room, choose_s
 from torpor.sandboxes.birth import RenewalReason
 from torpor.sandboxes.boot import TemplateBooter
 from torpor.sandboxes.capture import Wish
+from torpor.sandboxes.claims import Claim, Claims
 from torpor.sandboxes.comeback import SLEEP, layers_at
 from torpor.sandboxes.fit import check_fits, misfit
 from torpor.sandboxes.lifecycle import WITH_MACHINE
 from torpor.sandboxes.memories import AgentMemories
 from torpor.sandboxes.merging import Merger
 from torpor.sandboxes.parts import Parts
+from torpor.sandboxes.protect import Protections
 from torpor.sandboxes.quota import Quota
 from torpor.sandboxes.recover import recover
 from torpor.sandboxes.requests import (
     FORKS_MOST,
     check_idle,
     check_lease,
+    check_memory_choice,
     check_restore,
     check_snapshot,
     check_snapshot_id,
@@ -110,6 +115,7 @@ def open_engine(home: Home) -> Engine:
     """
     quota = Quota.of(os.environ)
     home.prepare()
+    database = Database.open(home.database)
     driver = QemuDriver()
     setting = os.environ.get("TORPOR_MEMORY_EMBEDDER", "auto")
     parts = Parts(
@@ -118,13 +124,14 @@ def open_engine(home: Home) -> Engine:
             embedder=lambda: choose_embedder(setting),
         ),
         home=home,
-        rows=SandboxRows(Database.open(home.database)),
+        rows=SandboxRows(database),
         layers=LayerStore(home),
         driver=driver,
         templates=TemplateStore(home, TemplateBooter(driver, connect)),
         connect_guest=connect,
         clock=SystemClock(),
         quota=quota,
+        protections=Protections(ProtectionRows(database)),
         report=lambda name, exc: log.error("%s: %s", name, exc, exc_info=exc),
     )
     return Engine(parts)
@@ -142,12 +149,14 @@ class Engine:
         self._supervisor = Supervisor(parts.report)
         self._warm = WarmTemplates(parts)
         self._memories = AgentMemories(parts.memory, find=self.get, scratch=parts.home.tmp)
+        self._claims = Claims()
 
     async def start(self) -> None:
         """Adopt what an earlier daemon left, and begin."""
         self._parts.host = await self._parts.driver.probe()
         for problem in await asyncio.to_thread(self._parts.layers.load):
             self._parts.report("a snapshot", problem)
+        await self._parts.protections.load()
         await self._parts.templates.clean()
         await asyncio.to_thread(self._memories.clean)
         for found in await recover(self._parts):
@@ -155,7 +164,7 @@ class Engine:
             found.task.start()
             if found.rollback_to is not None:
                 self._supervisor.launch(
-                    found.task.rollback(found.rollback_to), name="rollback again"
+                    found.task.rollback(found.rollback_to, found.memory), name="rollback again"
                 )
         try:
             if not self._parts.layers.damaged:  # else: who knows what they stand on
@@ -282,6 +291,7 @@ class Engine:
 
     async def pause(self, sandbox_id: SandboxId) -> SandboxInfo:
         """Stop a sandbox's vCPUs."""
+        self._claims.check(sandbox_id, "pause")
         return await (await self._task(sandbox_id)).pause()
 
     async def resume(self, sandbox_id: SandboxId) -> SandboxInfo:
@@ -296,22 +306,41 @@ class Engine:
         quiesce: QuiesceSpec | None = None,
     ) -> SnapshotInfo:
         """Put a sandbox to sleep; return the snapshot at which it sleeps."""
+        self._claims.check(sandbox_id, "hibernate")
         wish = replace(SLEEP, consistency=consistency, quiesce=quiesce_spec(quiesce))
         check_snapshot(wish)
         info = await (await self._task(sandbox_id)).hibernate(wish)
         assert info.parent_snapshot is not None
-        return self._parts.layers.get(info.parent_snapshot).info
+        return self._seen(self._parts.layers.get(info.parent_snapshot))
 
     async def wake(self, sandbox_id: SandboxId) -> SandboxInfo:
         """Let a hibernated sandbox go on."""
         await self._look_at_host()
         return await (await self._task(sandbox_id)).wake()
 
-    async def rollback(self, sandbox_id: SandboxId, snapshot_id: SnapshotId) -> SandboxInfo:
+    async def rollback(
+        self,
+        sandbox_id: SandboxId,
+        snapshot_id: SnapshotId,
+        *,
+        memory: MemoryChoice = "ram",
+        holder: str | None = None,
+        since_generation: int | None = None,
+    ) -> SandboxInfo:
         """Put a sandbox back to a snapshot."""
+        check_memory_choice(memory)
+        self._claims.check(sandbox_id, "rollback", holder)
         await self._look_at_host()
         manifest = self._parts.layers.get(check_snapshot_id(snapshot_id))
-        return await (await self._task(sandbox_id)).rollback(manifest)
+        task = await self._task(sandbox_id)
+        return await task.rollback(manifest, memory, since_generation=since_generation)
+
+    async def claim(self, sandbox_id: SandboxId, claim: Claim | None, holder: str) -> None:
+        """Claim a sandbox for `holder`, or with None end its claim."""
+        if claim is None:
+            self._claims.drop(sandbox_id, holder)
+        else:
+            self._claims.put(sandbox_id, claim)
 
     async def set_ttl(
         self, sandbox_id: SandboxId, ttl_seconds: int | None, *, on_timeout: OnTimeout | None = None
@@ -373,7 +402,7 @@ class Engine:
         )
         check_snapshot(wish)
         task = await self._task(sandbox_id)
-        return (await task.snapshot(wish)).info
+        return self._seen(await task.snapshot(wish))
 
     async def test_quiesce(
         self, sandbox_id: SandboxId, quiesce: QuiesceSpec | None = None
@@ -383,11 +412,24 @@ class Engine:
 
     async def snapshots(self, sandbox_id: SandboxId | None = None) -> tuple[SnapshotInfo, ...]:
         """Return the snapshots, newest first; of one sandbox, or all."""
-        return tuple(m.info for m in self._parts.layers.snapshots(sandbox_id))
+        return tuple(self._seen(m) for m in self._parts.layers.snapshots(sandbox_id))
 
     async def get_snapshot(self, snapshot_id: SnapshotId) -> SnapshotInfo:
         """Return one snapshot."""
-        return self._parts.layers.get(check_snapshot_id(snapshot_id)).info
+        return self._seen(self._parts.layers.get(check_snapshot_id(snapshot_id)))
+
+    async def protect(self, snapshot_id: SnapshotId, holder: str, reason: str) -> None:
+        """Keep a snapshot from being deleted until `holder` lets go."""
+        self._parts.origin(check_snapshot_id(snapshot_id))
+        wanted = Protection(snapshot_id, holder, reason)
+        await self._parts.protections.put(wanted, self._parts.clock.now())
+
+    async def unprotect(self, snapshot_id: SnapshotId | None, holder: str) -> None:
+        """Let go of a snapshot, or of all that `holder` protects."""
+        await self._parts.protections.drop(snapshot_id, holder)
+
+    def _seen(self, manifest: Manifest) -> SnapshotInfo:
+        return self._parts.protections.seen(manifest.info)
 
     async def delete_snapshot(self, snapshot_id: SnapshotId) -> int:
         """Remove a snapshot; return the bytes that this freed."""
@@ -404,6 +446,7 @@ class Engine:
                 f"snapshot {snapshot_id} is needed: a sandbox is being made from it",
                 hint="try again in a moment",
             )
+        self._parts.protections.check_free(manifest.info.id)
         await self._remove_snapshot(manifest.info.id)
         return await self.collect()
 
@@ -669,7 +712,7 @@ class Engine:
                 with contextlib.suppress(TorporError):  # at the next turn again
                     await task.go_on()
         now = self._parts.clock.now()
-        snapshots = [m.info for m in self._parts.layers.snapshots()]
+        snapshots = [self._seen(m) for m in self._parts.layers.snapshots()]
         for snapshot_id in superseded(snapshots, [t.info for t in self._tasks.values()], now):
             if not self._stand_on(snapshot_id) and snapshot_id not in self._parts.pins.now:
                 await self._remove_snapshot(snapshot_id)

@@ -19,6 +19,7 @@ from torpor.layers.pins import Pins
 from torpor.layers.store import LayerStore
 from torpor.memory.service import MemoryService
 from torpor.model import SandboxInfo, SnapshotId
+from torpor.sandboxes.protect import Protections
 from torpor.sandboxes.quota import Quota
 from torpor.templates import TemplateStore
 from torpor.vmm.base import Driver, HostSupport
@@ -44,6 +45,7 @@ class Parts:
     memory: MemoryService
     connect_guest: ConnectGuest
     clock: Clock
+    protections: Protections
     report: Callable[[str, BaseException], None]
     """Takes failures that no caller waits for."""
     host: HostSupport = field(

@@ -14,6 +14,7 @@ from torpor.layers.verify import Damage
 from torpor.model import (
     BuildEvent,
     Consistency,
+    MemoryChoice,
     OnTimeout,
     RestoreSpec,
     SandboxFilter,
@@ -26,6 +27,7 @@ from torpor.model import (
     TemplateInfo,
 )
 from torpor.model_quiesce import QuiesceReport, QuiesceSpec
+from torpor.sandboxes.claims import Claim
 from torpor.sandboxes.memories import AgentMemories
 
 
@@ -125,11 +127,49 @@ class EnginePort(Protocol):
         """Let a hibernated sandbox go on at the exact instruction. Idempotent; after a failure it sleeps on."""
         ...
 
-    async def rollback(self, sandbox_id: SandboxId, snapshot_id: SnapshotId) -> SandboxInfo:
+    async def rollback(
+        self,
+        sandbox_id: SandboxId,
+        snapshot_id: SnapshotId,
+        *,
+        memory: MemoryChoice = "ram",
+        holder: str | None = None,
+        since_generation: int | None = None,
+    ) -> SandboxInfo:
         """Put a sandbox back to a snapshot: same id, same identity; what it did since then is gone.
 
         Allowed from running, paused, hibernated, stopped and failed. What the outside world saw stays.
+
+        Args:
+            sandbox_id: which sandbox.
+            snapshot_id: where to.
+            memory: `ram`: memory and processes as they were; `cold`: the disk alone, which then boots. For `cold`
+                the snapshot's RAM need not fit this host.
+            holder: who asks, if it holds a claim on the sandbox.
+            since_generation: do nothing if it was put back there after that generation: the same request again.
+
+        Raises:
+            Conflict: somebody's claim forbids it.
+            WrongState: the sandbox is in a state that has no way back, or the snapshot is of another template.
+            SnapshotUnusable: the RAM belongs to another driver, version or CPU.
+            InsufficientResources: no memory or disk; nothing was changed.
+            VmmFailed, GuestUnreachable: it did not come back; the sandbox is `failed`, and can be rolled back again.
         """
+        ...
+
+    async def claim(self, sandbox_id: SandboxId, claim: Claim | None, holder: str) -> None:
+        """Claim a sandbox for `holder`, which forbids acts to others; None ends the holder's claim.
+
+        A claim is gone when the daemon ends. Raises `Conflict` while another holder has one.
+        """
+        ...
+
+    async def protect(self, snapshot_id: SnapshotId, holder: str, reason: str) -> None:
+        """Keep a snapshot from being deleted, by anyone, until `holder` lets go; durable. Raises `NotFound`."""
+        ...
+
+    async def unprotect(self, snapshot_id: SnapshotId | None, holder: str) -> None:
+        """End the holder's protection of a snapshot, or of all (None). What is not protected is no error."""
         ...
 
     async def snapshot(
@@ -177,7 +217,7 @@ class EnginePort(Protocol):
         ...
 
     async def delete_snapshot(self, snapshot_id: SnapshotId) -> int:
-        """Remove a snapshot; return the bytes freed. Raises `Conflict` while a sandbox sleeps at it."""
+        """Remove a snapshot; return the bytes freed. Raises `Conflict` while a sandbox sleeps at it or it is protected."""
         ...
 
     async def verify_snapshot(self, snapshot_id: SnapshotId) -> tuple[Damage, ...]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from torpor.db.sandboxes import MachineLayers, SandboxRow
 from torpor.errors import GuestFailed, NotFound, TorporError
 from torpor.layers.manifest import Manifest
-from torpor.model import SandboxState, SnapshotId
+from torpor.model import MemoryChoice, SandboxState, SnapshotId
 from torpor.sandboxes import folder as files
 from torpor.sandboxes.capture import switched
 from torpor.sandboxes.lifecycle import WITH_MACHINE
@@ -33,6 +33,7 @@ class Recovered:
 
     task: SandboxTask
     rollback_to: Manifest | None = None
+    memory: MemoryChoice = "ram"
 
 
 async def recover(parts: Parts) -> list[Recovered]:
@@ -85,7 +86,8 @@ async def _by_state(parts: Parts, row: SandboxRow) -> Recovered | None:
             await _end(parts, row)
             target = parts.layers.get(SnapshotId(row.info.parent_snapshot or ""))
             row = await _saved(parts, row, S.FAILED, "the daemon ended during a rollback")
-            return Recovered(SandboxTask(parts, row), rollback_to=target)
+            memory: MemoryChoice = "ram" if row.layers.image is not None else "cold"
+            return Recovered(SandboxTask(parts, row), rollback_to=target, memory=memory)
         case state if state in WITH_MACHINE:
             return Recovered(await _adopted(parts, row))
         case _:

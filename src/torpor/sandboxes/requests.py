@@ -54,6 +54,14 @@ def check_snapshot_id(snapshot_id: str) -> SnapshotId:
     return SnapshotId(check_id(snapshot_id, "snap", "snapshot"))
 
 
+def check_memory_choice(memory: str) -> None:
+    """Raise `InvalidRequest` unless a rollback can come back so."""
+    if memory not in ("ram", "cold"):
+        raise InvalidRequest(
+            f"memory is {memory!r}; 'ram' or 'cold' is wanted", hint="leave it out"
+        )
+
+
 def check_lease(ttl_seconds: int | None, on_timeout: OnTimeout | None) -> None:
     """Raise `InvalidRequest` unless these can be a lease."""
     if on_timeout not in (None, "delete", "hibernate"):

@@ -2,7 +2,8 @@
 
 A snapshot that a user took is kept until the user removes it. Two kinds are made along the way: one for each fork
 of a running sandbox, and one for each sleep. The first goes when no sandbox and no snapshot comes from it any
-more; of the second, the last of each sandbox stays. One that has a label is the user's.
+more; of the second, the last of each sandbox stays. One that has a label is the user's, and one that is protected
+stays until nobody needs it (see `protect`).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def superseded(
             before = last_sleep.get(snapshot.sandbox_id)
             if before is None or before.created_at < snapshot.created_at:
                 last_sleep[snapshot.sandbox_id] = snapshot
-    old = [s for s in known if s.label is None and s.created_at < now - GRACE]
+    old = [s for s in known if s.label is None and not s.protected and s.created_at < now - GRACE]
     return [
         s.id
         for s in old

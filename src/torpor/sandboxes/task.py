@@ -29,7 +29,7 @@ from torpor.errors import (
 )
 from torpor.guest.port import Guest
 from torpor.layers.manifest import Manifest
-from torpor.model import OnTimeout, SandboxInfo, SandboxState
+from torpor.model import MemoryChoice, OnTimeout, SandboxInfo, SandboxState
 from torpor.model_quiesce import QuiesceReport, QuiesceSpec
 from torpor.sandboxes import birth, capture, comeback
 from torpor.sandboxes import folder as files
@@ -134,9 +134,20 @@ class SandboxTask:
         """Let a hibernated sandbox go on."""
         return await self._changed("wake", self._wake)
 
-    async def rollback(self, manifest: Manifest) -> SandboxInfo:
+    async def rollback(
+        self,
+        manifest: Manifest,
+        memory: MemoryChoice = "ram",
+        *,
+        since_generation: int | None = None,
+    ) -> SandboxInfo:
         """Put the sandbox back to a snapshot."""
-        return await self._changed("rollback", lambda: comeback.rollback(self.machine, manifest))
+        return await self._changed(
+            "rollback",
+            lambda: comeback.rollback(
+                self.machine, manifest, memory, since_generation=since_generation
+            ),
+        )
 
     async def set_ttl(self, ttl_seconds: int | None, on_timeout: OnTimeout | None) -> SandboxInfo:
         """Set the time to live, counted from now."""

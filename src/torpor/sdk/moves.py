@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from torpor.model import Consistency, Network, OnTimeout
+from torpor.model import Consistency, MemoryChoice, Network, OnTimeout
 from torpor.sdk.client import Client, connection, quote_part
 from torpor.sdk.dual import dual, dual_async_self
 from torpor.sdk.handle import AsyncHandle
@@ -114,18 +114,24 @@ class AsyncMoves(AsyncHandle):
         return cls(info.id, info, client)
 
     @dual_async_self
-    async def rollback(self, snapshot_id: str) -> Self:
+    async def rollback(self, snapshot_id: str, *, memory: MemoryChoice = "ram") -> Self:
         """Put the sandbox back to a snapshot, with the same id; what it did since then is gone.
 
         What reached the outside world since then is not undone. Whoever follows a command or stream of it
         gets `GenerationChanged`. Works from running, paused, hibernated, stopped and failed.
 
+        Args:
+            snapshot_id: where to.
+            memory: `ram`: memory and processes go on as they were. `cold`: the disk is put back and the machine
+                boots, so that no program goes on with keys, clocks and connections of the past.
+
         Raises:
             NotFound: there is no such sandbox or snapshot.
-            SnapshotUnusable: the snapshot's RAM cannot go on on this host; nothing was changed.
+            SnapshotUnusable: the snapshot's RAM cannot go on on this host (`cold` needs none); nothing was changed.
             DataDamaged: a layer of it is missing or damaged.
+            Conflict: a change runs in the sandbox; the hint says how to end it.
         """
-        return await self._moved("rollback", {"snapshot_id": snapshot_id})
+        return await self._moved("rollback", {"snapshot_id": snapshot_id, "memory": memory})
 
     @dual
     async def hibernate(self) -> AsyncSnapshot:

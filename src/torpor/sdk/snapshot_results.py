@@ -127,4 +127,5 @@ def snapshot_info(body: Mapping[str, Any]) -> SnapshotInfo:
         pause_ms=body["pause_ms"],
         metadata=body["metadata"],
         env_names=tuple(body.get("env_names", ())),
+        protected=tuple(body.get("protected") or ()),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from torpor.model import Consistency, Network, OnTimeout
+from torpor.model import Consistency, MemoryChoice, Network, OnTimeout
 from torpor.sdk.client import Client
 from torpor.sdk.dual import dual, dual_self
 from torpor.sdk.hold import LEASE_SECONDS, Hold
@@ -91,13 +91,13 @@ class Moves(Handle):
         )
 
     @dual_self
-    def rollback(self, snapshot_id: str) -> Self:
+    def rollback(self, snapshot_id: str, *, memory: MemoryChoice = "ram") -> Self:
         """Put the sandbox back to a snapshot, with the same id; what it did since then is gone.
 
         What reached the outside world since then is not undone. Whoever follows a command or stream of it
-        gets `GenerationChanged`.
+        gets `GenerationChanged`. With `memory="cold"` the disk is put back and the machine boots.
         """
-        loop_thread.run(self._sandbox.rollback(snapshot_id))
+        loop_thread.run(self._sandbox.rollback(snapshot_id, memory=memory))
         return self
 
     @dual

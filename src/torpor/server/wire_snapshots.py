@@ -12,6 +12,7 @@ from torpor.errors import TorporError, error_to_wire
 from torpor.layers.verify import Damage
 from torpor.model import (
     Consistency,
+    MemoryChoice,
     Network,
     OnTimeout,
     RestoreSpec,
@@ -58,6 +59,9 @@ class SnapshotWire(Wire):
         Sequence[str],
         Field(description="Names of the environment of its sandbox; values are never told."),
     ]
+    protected: Annotated[
+        list[str], Field(description="Why it cannot be deleted now; empty when it can.")
+    ]
 
     @staticmethod
     def of(info: SnapshotInfo) -> SnapshotWire:
@@ -85,6 +89,7 @@ class SnapshotWire(Wire):
             pause_ms=info.pause_ms,
             metadata=info.metadata,
             env_names=info.env_names,
+            protected=list(info.protected),
         )
 
 
@@ -171,6 +176,10 @@ class RollbackRequest(Wire):
     """What POST …/rollback takes."""
 
     snapshot_id: str
+    memory: Annotated[
+        MemoryChoice,
+        Field(description="`ram`: memory as it was; `cold`: the disk alone, which then boots."),
+    ] = "ram"
 
 
 class ForkMadeWire(Wire):

@@ -118,6 +118,7 @@ def test_rolling_back(cli: Cli, sandbox: str, snapshot: str) -> None:
     assert cli("rollback", sandbox[:12], "first", code=66) == ""
     assert cli("rollback", sandbox, snapshot[:12]) == f"{sandbox}\n"
     assert cli.json("rollback", sandbox, snapshot)["generation"] == 3
+    assert cli.json("rollback", sandbox, snapshot, "--cold")["boot_mode"] == "cold"
     cli("rm", sandbox)
     cli.fails("rollback", sandbox, snapshot, code=65)
 

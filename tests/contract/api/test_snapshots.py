@@ -176,6 +176,10 @@ def test_rollback(rest: Rest, sandbox: str, snapshot: str) -> None:
     rest.fails("GET", f"{path}/fs?path=/workspace/x", 404, "object.not_found")
     rest.ok("POST", f"{path}/hibernate")
     assert rest.ok("POST", f"{path}/rollback", json={"snapshot_id": snapshot})["generation"] == 3
+    cold = {"snapshot_id": snapshot, "memory": "cold"}
+    found = rest.ok("POST", f"{path}/rollback", json=cold)
+    assert (found["boot_mode"], found["generation"]) == ("cold", 4)
+    rest.fails("POST", f"{path}/rollback", 400, "request.invalid", json={**cold, "memory": "warm"})
     rest.fails("POST", f"{path}/rollback", 400, "request.invalid")
     rest.fails("POST", f"{path}/rollback", 400, "request.invalid", json={})
     unknown = {"snapshot_id": "snap_00000000000000000000"}

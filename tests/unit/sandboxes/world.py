@@ -14,6 +14,7 @@ from tests.fakes.driver import FakeConnect, FakeDriver, FakeVmm
 from tests.fakes.records import FakeClock, make_template
 from torpor.base.home import Home
 from torpor.db.database import Database
+from torpor.db.protections import ProtectionRows
 from torpor.db.sandboxes import SandboxRows
 from torpor.errors import Conflict, NotFound
 from torpor.layers.store import LayerStore
@@ -22,6 +23,7 @@ from torpor.model import SandboxFilter, SandboxId, SandboxInfo, SandboxSpec, San
 from torpor.sandboxes import admission
 from torpor.sandboxes.engine import Engine
 from torpor.sandboxes.parts import Parts
+from torpor.sandboxes.protect import Protections
 from torpor.templates import Template
 
 
@@ -82,10 +84,12 @@ class World:
         self.engine = self.new_engine()
 
     def new_engine(self) -> Engine:
+        database = Database.open(self.home.database)
         parts = Parts(
             memory=MemoryService(self.home.memory),
             home=self.home,
-            rows=SandboxRows(Database.open(self.home.database)),
+            rows=SandboxRows(database),
+            protections=Protections(ProtectionRows(database)),
             layers=LayerStore(self.home),
             driver=self.driver,
             templates=self.templates,  # type: ignore[arg-type]

@@ -36,7 +36,9 @@ async def wake_sandbox(sandbox_id: str, engine: Engine) -> Reply:
 @router.post("/rollback", response_model=SandboxWire)
 async def rollback_sandbox(sandbox_id: str, body: RollbackRequest, engine: Engine) -> Reply:
     """Put a sandbox back to a snapshot, same id; what reached the outside world since then stays."""
-    info = await engine.rollback(SandboxId(sandbox_id), SnapshotId(body.snapshot_id))
+    info = await engine.rollback(
+        SandboxId(sandbox_id), SnapshotId(body.snapshot_id), memory=body.memory
+    )
     return Reply(SandboxWire.of(info))
 
 
