@@ -17,6 +17,7 @@ from torpor.errors import (
     InsufficientResources,
     InvalidRequest,
     NotFound,
+    QuiesceFailed,
     SnapshotUnusable,
     TorporError,
     WrongState,
@@ -35,6 +36,7 @@ from torpor.model import (
     SnapshotInfo,
     SnapshotReason,
 )
+from torpor.model_quiesce import HookResult, QuiesceReport, QuiesceSpec
 from torpor.sandboxes.claims import Claim, Claims
 
 if TYPE_CHECKING:
@@ -78,12 +80,33 @@ class FakeSnapshots:
         label: str | None = None,
         consistency: Consistency = "filesystem",
         metadata: Mapping[str, str] | None = None,
+        quiesce: QuiesceSpec | None = None,
     ) -> SnapshotInfo:
-        if consistency == "application":
-            raise InvalidRequest("consistency is 'application'; 'crash' or 'filesystem' is wanted")
+        report = self._quiesced(sandbox_id, consistency, quiesce)
         if any(p.info.label == label for p in self._of(sandbox_id)) and label is not None:
             raise Conflict(f"sandbox {sandbox_id} has a snapshot with the label {label!r} already")
-        return self._take(sandbox_id, "snapshot", label, consistency, metadata or {})
+        return self._take(sandbox_id, "snapshot", label, consistency, metadata or {}, report)
+
+    def _quiesced(
+        self, sandbox_id: SandboxId, consistency: Consistency, quiesce: QuiesceSpec | None
+    ) -> QuiesceReport | None:
+        """Say what comes of quiescing: a hook whose `hold` is `false` fails; nothing else does."""
+        if consistency != "application":
+            if quiesce is not None:
+                raise InvalidRequest("quiesce is for consistency 'application'")
+            return None
+        self._need(sandbox_id, S.RUNNING)
+        spec = quiesce or QuiesceSpec()
+        report = _rehearsed(spec)
+        if not report.held and spec.on_failure == "refuse":
+            raise QuiesceFailed(f"no snapshot was taken: {report.reason}", hook="app")
+        return report
+
+    async def test_quiesce(
+        self, sandbox_id: SandboxId, quiesce: QuiesceSpec | None = None
+    ) -> QuiesceReport:
+        self._need(sandbox_id, S.RUNNING)
+        return _rehearsed(quiesce or QuiesceSpec())
 
     def _take(
         self,
@@ -92,7 +115,10 @@ class FakeSnapshots:
         label: str | None = None,
         consistency: Consistency = "filesystem",
         metadata: Mapping[str, str] | None = None,
+        report: QuiesceReport | None = None,
     ) -> SnapshotInfo:
+        if report is not None and not report.held:
+            consistency = "filesystem"
         self._need(sandbox_id, S.RUNNING, S.PAUSED, S.HIBERNATED)
         if self.will_not_freeze:
             raise GuestFailed("the file systems could not be frozen", hint="look into its log")
@@ -118,6 +144,7 @@ class FakeSnapshots:
             size_bytes=LAYER_BYTES,
             pause_ms=12.5,
             metadata=dict(metadata or {}),
+            quiesce=report,
             env_names=found.info.env_names,
         )
         layers = (*self.own_layers.get(sandbox_id, ()), new_id("lyr"))
@@ -257,12 +284,19 @@ class FakeSnapshots:
                 found.append(error)
         return tuple(found)
 
-    async def hibernate(self, sandbox_id: SandboxId) -> SnapshotInfo:
+    async def hibernate(
+        self,
+        sandbox_id: SandboxId,
+        *,
+        consistency: Consistency = "filesystem",
+        quiesce: QuiesceSpec | None = None,
+    ) -> SnapshotInfo:
         self.claims.check(sandbox_id, "hibernate")
         found = self._found(sandbox_id)
         if found.info.state is not S.HIBERNATED:
             self._need(sandbox_id, S.RUNNING, S.PAUSED)
-            self._take(sandbox_id, "hibernate")
+            report = self._quiesced(sandbox_id, consistency, quiesce)
+            self._take(sandbox_id, "hibernate", None, consistency, None, report)
             ends = found.info.expires_at
             left = None if ends is None else (ends - datetime.now(UTC)).total_seconds()
             found.info = replace(
@@ -391,3 +425,29 @@ def _copy(guest: FakeGuest) -> FakeGuest:
     fresh.files = copy.deepcopy(guest.files)
     fresh.execs = dict(guest.execs)
     return fresh
+
+
+def _rehearsed(spec: QuiesceSpec) -> QuiesceReport:
+    hooks = [
+        HookResult(
+            name=hook.name,
+            kind=hook.kind,
+            required=hook.required,
+            state="failed" if hook.hold == "false" else "held",
+            failed_phase="hold" if hook.hold == "false" else "",
+            message="hold ended with status 1" if hook.hold == "false" else "",
+            hold_ms=2.0,
+            held_ms=12.0,
+        )
+        for hook in spec.hooks
+    ]
+    hooks.append(HookResult(name="sqlite", kind="sqlite", required=True, state="held"))
+    bad = next((hook for hook in hooks if hook.required and hook.state == "failed"), None)
+    return QuiesceReport(
+        held=bad is None,
+        reason=f"hook {bad.name}: {bad.message}" if bad else "",
+        confirmed="no" if bad else "after",
+        hooks=tuple(hooks),
+        versions=dict.fromkeys(spec.versions, "1.0"),
+        cursor="42" if spec.cursor else None,
+    )

@@ -72,6 +72,7 @@ from torpor.sandboxes.requests import (
     check_idle,
     check_lease,
     check_memory_choice,
+    check_quiesce,
     check_restore,
     check_snapshot,
     check_snapshot_id,
@@ -307,7 +308,7 @@ class Engine:
     ) -> SnapshotInfo:
         """Put a sandbox to sleep; return the snapshot at which it sleeps."""
         self._claims.check(sandbox_id, "hibernate")
-        wish = replace(SLEEP, consistency=consistency, quiesce=quiesce_spec(quiesce))
+        wish = replace(SLEEP, consistency=consistency, quiesce=check_quiesce(consistency, quiesce))
         check_snapshot(wish)
         info = await (await self._task(sandbox_id)).hibernate(wish)
         assert info.parent_snapshot is not None
@@ -398,7 +399,7 @@ class Engine:
             label=label,
             consistency=consistency,
             metadata=metadata or {},
-            quiesce=quiesce_spec(quiesce),
+            quiesce=check_quiesce(consistency, quiesce),
         )
         check_snapshot(wish)
         task = await self._task(sandbox_id)
