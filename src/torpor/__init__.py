@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torpor.sdk.sync_snapshots import Snapshot
     from torpor.sdk.sync_templates import Templates
     from torpor.sdk.templates import AsyncTemplates
+    from torpor.sdk.tokens import AsyncTokens, Tokens
 
 __version__ = "0.1.0"
 
@@ -28,12 +29,14 @@ __all__ = [
     "AsyncSandbox",
     "AsyncSnapshot",
     "AsyncTemplates",
+    "AsyncTokens",
     "Client",
     "DaemonMemory",
     "Memory",
     "Sandbox",
     "Snapshot",
     "Templates",
+    "Tokens",
     "__version__",
     "errors",
 ]
@@ -43,12 +46,14 @@ _HOMES = {
     "AsyncSandbox": "torpor.sdk.sandbox",
     "AsyncSnapshot": "torpor.sdk.snapshots",
     "AsyncTemplates": "torpor.sdk.templates",
+    "AsyncTokens": "torpor.sdk.tokens",
     "Client": "torpor.sdk.client",
     "DaemonMemory": "torpor.sdk.sync_memory",
     "Memory": "torpor.memory",
     "Sandbox": "torpor.sdk.sync_sandbox",
     "Snapshot": "torpor.sdk.sync_snapshots",
     "Templates": "torpor.sdk.sync_templates",
+    "Tokens": "torpor.sdk.tokens",
 }
 """Where each public name is defined."""
 

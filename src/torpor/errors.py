@@ -3,13 +3,16 @@
     TorporError
     ├── InvalidRequest            400  the request itself cannot be right
     ├── NotAuthenticated          401  no valid token
+    ├── NotAllowed                403  the token is valid, but not for this
     ├── NotFound                  404  no such sandbox, template, exec or path
     ├── Conflict                  409  the name or place is taken
     │   ├── WrongState            409  the object exists but its state forbids the request
     │   ├── GenerationChanged     409  the machine was put back meanwhile; what was asked of it is void
     │   ├── SnapshotUnusable      409  a snapshot's RAM cannot go on on this host
     │   └── Busy                  409  another request holds the object; try again
+    ├── KeyReused                 422  an idempotency key came with another request before
     ├── LimitExceeded             413  a size, count or length over its limit
+    ├── RateLimited               429  too many requests; try again
     ├── InsufficientResources     507  the host has no memory or disk for it; nothing was made
     ├── HostNotReady              503  something on the host is missing or too old
     ├── DaemonUnreachable         503  no daemon answers
@@ -51,11 +54,14 @@ __all__ = [
     "HostNotReady",
     "InsufficientResources",
     "InvalidRequest",
+    "KeyReused",
     "LimitExceeded",
+    "NotAllowed",
     "NotAuthenticated",
     "NotFound",
     "OperationTimeout",
     "QuiesceFailed",
+    "RateLimited",
     "SnapshotUnusable",
     "TorporError",
     "VmmFailed",
@@ -97,6 +103,12 @@ class NotAuthenticated(TorporError):
     code, http_status, exit_code = "request.not_authenticated", 401, 77
 
 
+class NotAllowed(TorporError):
+    """Raised when a token is valid but its scope or workspace does not allow the request; nothing was done."""
+
+    code, http_status, exit_code = "request.not_allowed", 403, 93
+
+
 class NotFound(TorporError):
     """Raised when the sandbox, template, exec or path named does not exist."""
 
@@ -133,10 +145,22 @@ class Busy(Conflict):
     code, http_status, exit_code, retryable = "object.busy", 409, 75, True
 
 
+class KeyReused(TorporError):
+    """Raised when an idempotency key comes with a request that is not the one it came with first; nothing was done."""
+
+    code, http_status, exit_code = "request.key_reused", 422, 95
+
+
 class LimitExceeded(TorporError):
     """Raised when a size, count or length is over its limit."""
 
     code, http_status, exit_code = "request.limit_exceeded", 413, 68
+
+
+class RateLimited(TorporError):
+    """Raised when a client sends too many requests, or the daemon has too much to do at once; nothing was done."""
+
+    code, http_status, exit_code, retryable = "request.rate_limited", 429, 94, True
 
 
 class InsufficientResources(TorporError):

@@ -11,6 +11,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Literal, NewType
 
+from torpor.model_access import DEFAULT_WORKSPACE
 from torpor.model_quiesce import QuiesceReport
 
 SandboxId = NewType("SandboxId", str)
@@ -58,20 +59,23 @@ class SandboxSpec:
     ram_mib: int | None = None
     disk_gib: int | None = None
     network: Network = "user"
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
     metadata: Mapping[str, str] = field(default_factory=dict)
     ttl_seconds: int | None = None
     """Seconds of running after which `on_timeout` happens; None: never. Being paused uses up none."""
     on_timeout: OnTimeout = "delete"
     idle_seconds: int | None = None
     """Hibernate by itself after so many seconds without work; None: never."""
+    workspace: str = DEFAULT_WORKSPACE
+    sandbox_id: SandboxId | None = None
+    """A fresh id that it is to have; None: any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreSpec:
     """What a sandbox that is made from a snapshot is given of its own; the rest is the snapshot's."""
 
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
     metadata: Mapping[str, str] = field(default_factory=dict)
     network: Network | None = None
     """None: the snapshot's."""
@@ -80,6 +84,10 @@ class RestoreSpec:
     idle_seconds: int | None = None
     allow_cold: bool = False
     """Start cold from the disk, and say so, when the RAM cannot go on on this host."""
+    workspace: str | None = None
+    """None: the snapshot's."""
+    sandbox_id: SandboxId | None = None
+    """A fresh id that it is to have; None: any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +130,9 @@ class SandboxInfo:
         """Whose memory it has: `agent` of its metadata, else its id."""
         return self.metadata.get("agent") or self.id
 
+    workspace: str = DEFAULT_WORKSPACE
+    """Who may see it: the tokens of that workspace."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotInfo:
@@ -157,6 +168,8 @@ class SnapshotInfo:
     """What came of asking its programs to hold still; None: they were not asked."""
     protected: tuple[str, ...] = ()
     """Why it cannot be deleted now, a reason each; kept beside the snapshot, not in it."""
+    workspace: str = DEFAULT_WORKSPACE
+    """That of its sandbox; a template's own snapshot may be used from all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,6 +193,8 @@ class SandboxFilter:
     """Empty: all but `deleted`."""
     template: str | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
+    workspace: str | None = None
+    """Only of this one; None: of all."""
     limit: int = 100
     """1 to 1000."""
     cursor: str | None = None
@@ -235,7 +250,7 @@ class ExecSpec:
     """Text is run by `/bin/sh -c`; a tuple is run as it is."""
     cwd: str | None = None
     """None: the template's `default_cwd`."""
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Laid over the sandbox's environment, which lies over the image's."""
     user: str | None = None
     """Name or uid in the guest; None: the template's `default_user`."""

@@ -57,6 +57,7 @@ from torpor.model import (
     TemplateInfo,
 )
 from torpor.sandboxes.memories import AgentMemories
+from torpor.sandboxes.missing import no_sandbox
 
 CHUNK_BYTES = 64 << 10
 
@@ -353,7 +354,7 @@ class FakeEngine(FakeSnapshots):
         ttl = spec.ttl_seconds
         template = self.built[spec.template]
         info = SandboxInfo(
-            id=SandboxId(new_id("sbx")),
+            id=spec.sandbox_id or SandboxId(new_id("sbx")),
             state=SandboxState.RUNNING,
             template=template.name,
             template_digest=template.digest,
@@ -371,6 +372,7 @@ class FakeEngine(FakeSnapshots):
             boot_ms=12,
             accel="tcg",
             idle_seconds=spec.idle_seconds,
+            workspace=spec.workspace,
         )
         env = {**template.env, **spec.env}
         self.add(info, FakeGuest(env))
@@ -391,6 +393,7 @@ class FakeEngine(FakeSnapshots):
             for s in reversed(self.sandboxes.values())
             if s.info.state in wanted
             and query.template in (None, s.info.template)
+            and query.workspace in (None, s.info.workspace)
             and query.metadata.items() <= dict(s.info.metadata).items()
         ]
         begin = int(query.cursor or 0)
@@ -495,7 +498,7 @@ class FakeEngine(FakeSnapshots):
     @override
     def _found(self, sandbox_id: SandboxId) -> FakeSandbox:
         if not is_id(sandbox_id, "sbx") or sandbox_id not in self.sandboxes:
-            raise NotFound(f"there is no sandbox {sandbox_id!r}", sandbox_id=sandbox_id)
+            raise no_sandbox(sandbox_id)
         return self.sandboxes[sandbox_id]
 
     @override

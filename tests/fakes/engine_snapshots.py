@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Literal
@@ -16,8 +16,6 @@ from torpor.errors import (
     GuestFailed,
     InsufficientResources,
     InvalidRequest,
-    NotFound,
-    QuiesceFailed,
     SnapshotUnusable,
     TorporError,
     WrongState,
@@ -36,8 +34,8 @@ from torpor.model import (
     SnapshotInfo,
     SnapshotReason,
 )
-from torpor.model_quiesce import HookResult, QuiesceReport, QuiesceSpec
 from torpor.sandboxes.claims import Claim, Claims
+from torpor.sandboxes.missing import no_snapshot
 
 if TYPE_CHECKING:
     from tests.fakes.engine import FakeGuest, FakeSandbox
@@ -80,33 +78,16 @@ class FakeSnapshots:
         label: str | None = None,
         consistency: Consistency = "filesystem",
         metadata: Mapping[str, str] | None = None,
-        quiesce: QuiesceSpec | None = None,
+        quiesce: object = None,
+        snapshot_id: SnapshotId | None = None,
     ) -> SnapshotInfo:
-        report = self._quiesced(sandbox_id, consistency, quiesce)
+        if consistency == "application":
+            raise InvalidRequest("consistency is 'application'; 'crash' or 'filesystem' is wanted")
         if any(p.info.label == label for p in self._of(sandbox_id)) and label is not None:
             raise Conflict(f"sandbox {sandbox_id} has a snapshot with the label {label!r} already")
-        return self._take(sandbox_id, "snapshot", label, consistency, metadata or {}, report)
-
-    def _quiesced(
-        self, sandbox_id: SandboxId, consistency: Consistency, quiesce: QuiesceSpec | None
-    ) -> QuiesceReport | None:
-        """Say what comes of quiescing: a hook whose `hold` is `false` fails; nothing else does."""
-        if consistency != "application":
-            if quiesce is not None:
-                raise InvalidRequest("quiesce is for consistency 'application'")
-            return None
-        self._need(sandbox_id, S.RUNNING)
-        spec = quiesce or QuiesceSpec()
-        report = _rehearsed(spec)
-        if not report.held and spec.on_failure == "refuse":
-            raise QuiesceFailed(f"no snapshot was taken: {report.reason}", hook="app")
-        return report
-
-    async def test_quiesce(
-        self, sandbox_id: SandboxId, quiesce: QuiesceSpec | None = None
-    ) -> QuiesceReport:
-        self._need(sandbox_id, S.RUNNING)
-        return _rehearsed(quiesce or QuiesceSpec())
+        return self._take(
+            sandbox_id, "snapshot", label, consistency, metadata or {}, snapshot_id=snapshot_id
+        )
 
     def _take(
         self,
@@ -115,16 +96,14 @@ class FakeSnapshots:
         label: str | None = None,
         consistency: Consistency = "filesystem",
         metadata: Mapping[str, str] | None = None,
-        report: QuiesceReport | None = None,
+        snapshot_id: SnapshotId | None = None,
     ) -> SnapshotInfo:
-        if report is not None and not report.held:
-            consistency = "filesystem"
         self._need(sandbox_id, S.RUNNING, S.PAUSED, S.HIBERNATED)
         if self.will_not_freeze:
             raise GuestFailed("the file systems could not be frozen", hint="look into its log")
         found = self._found(sandbox_id)
         info = SnapshotInfo(
-            id=SnapshotId(new_id("snap")),
+            id=snapshot_id or SnapshotId(new_id("snap")),
             label=label,
             sandbox_id=sandbox_id,
             parent=found.info.parent_snapshot,
@@ -144,8 +123,8 @@ class FakeSnapshots:
             size_bytes=LAYER_BYTES,
             pause_ms=12.5,
             metadata=dict(metadata or {}),
-            quiesce=report,
             env_names=found.info.env_names,
+            workspace=found.info.workspace,
         )
         layers = (*self.own_layers.get(sandbox_id, ()), new_id("lyr"))
         self.own_layers[sandbox_id] = layers
@@ -239,7 +218,7 @@ class FakeSnapshots:
         origin, ttl = point.info, spec.ttl_seconds
         now = datetime.now(UTC)
         info = SandboxInfo(
-            id=SandboxId(new_id("sbx")),
+            id=spec.sandbox_id or SandboxId(new_id("sbx")),
             state=S.RUNNING,
             template=origin.template,
             template_digest=origin.template_digest,
@@ -258,6 +237,7 @@ class FakeSnapshots:
             accel="tcg",
             idle_seconds=spec.idle_seconds,
             parent_snapshot=snapshot_id,
+            workspace=spec.workspace or origin.workspace,
         )
         guest = _copy(point.guest)
         guest.env = {**guest.env, **spec.env}
@@ -268,18 +248,24 @@ class FakeSnapshots:
         return info
 
     async def fork(
-        self, source: SandboxId | SnapshotId, spec: RestoreSpec, *, count: int = 1
+        self,
+        source: SandboxId | SnapshotId,
+        spec: RestoreSpec,
+        *,
+        count: int = 1,
+        snapshot_id: SnapshotId | None = None,
+        ids: Sequence[SandboxId] = (),
     ) -> tuple[SandboxInfo | TorporError, ...]:
         if not 1 <= count <= 100:
             raise InvalidRequest(f"count is {count}; 1 to 100 is wanted")
         if source.startswith("snap_"):
-            snapshot_id = self._point(SnapshotId(source)).info.id
+            origin = self._point(SnapshotId(source)).info.id
         else:
-            snapshot_id = self._take(SandboxId(source), "fork").id
+            origin = self._take(SandboxId(source), "fork", snapshot_id=snapshot_id).id
         found: list[SandboxInfo | TorporError] = []
-        for _ in range(count):
+        for own in [replace(spec, sandbox_id=made) for made in ids] or [spec] * count:
             try:
-                found.append(await self.restore(snapshot_id, spec, reason="fork"))
+                found.append(await self.restore(origin, own, reason="fork"))
             except TorporError as error:
                 found.append(error)
         return tuple(found)
@@ -289,14 +275,13 @@ class FakeSnapshots:
         sandbox_id: SandboxId,
         *,
         consistency: Consistency = "filesystem",
-        quiesce: QuiesceSpec | None = None,
+        quiesce: object = None,
     ) -> SnapshotInfo:
         self.claims.check(sandbox_id, "hibernate")
         found = self._found(sandbox_id)
         if found.info.state is not S.HIBERNATED:
             self._need(sandbox_id, S.RUNNING, S.PAUSED)
-            report = self._quiesced(sandbox_id, consistency, quiesce)
-            self._take(sandbox_id, "hibernate", None, consistency, None, report)
+            self._take(sandbox_id, "hibernate")
             ends = found.info.expires_at
             left = None if ends is None else (ends - datetime.now(UTC)).total_seconds()
             found.info = replace(
@@ -393,11 +378,7 @@ class FakeSnapshots:
 
     def _point(self, snapshot_id: SnapshotId) -> FakeSnapshot:
         if snapshot_id not in self.points:
-            raise NotFound(
-                f"there is no snapshot {snapshot_id}",
-                hint="list them: torpor snapshots",
-                snapshot_id=snapshot_id,
-            )
+            raise no_snapshot(snapshot_id)
         return self.points[snapshot_id]
 
     def add(self, info: SandboxInfo, guest: FakeGuest) -> None:
@@ -425,29 +406,3 @@ def _copy(guest: FakeGuest) -> FakeGuest:
     fresh.files = copy.deepcopy(guest.files)
     fresh.execs = dict(guest.execs)
     return fresh
-
-
-def _rehearsed(spec: QuiesceSpec) -> QuiesceReport:
-    hooks = [
-        HookResult(
-            name=hook.name,
-            kind=hook.kind,
-            required=hook.required,
-            state="failed" if hook.hold == "false" else "held",
-            failed_phase="hold" if hook.hold == "false" else "",
-            message="hold ended with status 1" if hook.hold == "false" else "",
-            hold_ms=2.0,
-            held_ms=12.0,
-        )
-        for hook in spec.hooks
-    ]
-    hooks.append(HookResult(name="sqlite", kind="sqlite", required=True, state="held"))
-    bad = next((hook for hook in hooks if hook.required and hook.state == "failed"), None)
-    return QuiesceReport(
-        held=bad is None,
-        reason=f"hook {bad.name}: {bad.message}" if bad else "",
-        confirmed="no" if bad else "after",
-        hooks=tuple(hooks),
-        versions=dict.fromkeys(spec.versions, "1.0"),
-        cursor="42" if spec.cursor else None,
-    )

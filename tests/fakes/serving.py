@@ -8,11 +8,16 @@ import tempfile
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from tests.fakes.engine import FakeEngine
+from torpor.access import Access, open_access
 from torpor.base.home import Home
+from torpor.model_access import Scope
+from torpor.server.app import serving_app
 from torpor.server.daemon import listening
+from torpor.server.gate import TcpDoor, UnixDoor
+from torpor.server.hosts import Hosts
 from torpor.server.listen import listen_tcp, listen_unix
 
 T = TypeVar("T")
@@ -59,32 +64,58 @@ class ServerThread:
         self._folder.cleanup()
 
 
+class Tcp(NamedTuple):
+    """A TCP listener in a test, and what it knows of tokens."""
+
+    url: str
+    server: ServerThread
+    access: Access
+
+    def token(
+        self, name: str, scope: Scope = Scope.USE, workspace: str = "default", **kwargs: Any
+    ) -> str:
+        """Return a fresh token."""
+        made = self.server.run(
+            self.access.tokens.create(name, scope=scope, workspace=workspace, **kwargs)
+        )
+        return made.token
+
+
 @contextlib.contextmanager
 def serving(home: Home) -> Iterator[ServerThread]:
     """Serve a fake engine on the home's Unix socket."""
     home.prepare()
     server = ServerThread()
-    context = listening(server.engine, listen_unix(home.socket), token=None)
+    access = open_access(home)
+    app = serving_app(server.engine, access)
+    context = listening(server.run(app.__aenter__()), listen_unix(home.socket), UnixDoor())
     server.run(context.__aenter__())
     try:
         yield server
     finally:
         server.run(context.__aexit__(None, None, None))
+        server.run(app.__aexit__(None, None, None))
+        access.close()
         server.close()
 
 
 @contextlib.contextmanager
-def serving_tcp(token: str) -> Iterator[str]:
-    """Serve a fake engine on a TCP port and yield its URL."""
+def serving_tcp(home: Home, **door: Any) -> Iterator[Tcp]:
+    """Serve a fake engine on a TCP port."""
+    home.prepare()
     server = ServerThread()
+    access = open_access(home)
     listener = listen_tcp("127.0.0.1", 0)
     port = listener.getsockname()[1]
-    context = listening(server.engine, listener, token=token)
+    app = serving_app(server.engine, access)
+    context = listening(server.run(app.__aenter__()), listener, TcpDoor(access, Hosts(), **door))
     server.run(context.__aenter__())
     try:
-        yield f"http://127.0.0.1:{port}"
+        yield Tcp(f"http://127.0.0.1:{port}", server, access)
     finally:
         server.run(context.__aexit__(None, None, None))
+        server.run(app.__aexit__(None, None, None))
+        access.close()
         server.close()
 
 

@@ -57,9 +57,14 @@ class Home:
         return self.root / "torpord.log"
 
     @property
-    def token(self) -> Path:
-        """The token that TCP requests must show, mode 0600."""
-        return self.root / "token"
+    def access_log(self) -> Path:
+        """One line for each request that the daemon answered."""
+        return self.root / "access.log"
+
+    @property
+    def fingerprint_key(self) -> Path:
+        """What requests with an idempotency key are hashed with, mode 0600."""
+        return self.root / "fingerprint.key"
 
     @property
     def templates(self) -> Path:

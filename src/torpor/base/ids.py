@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import secrets
 
@@ -10,12 +11,18 @@ from torpor.errors import InvalidRequest
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base 32, lower case
 _LENGTH = 20
 _NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")
-_ID = re.compile(rf"(sbx|snap|lyr|exec|tpl|bld|vol|db|chg|bkp)_[{_ALPHABET}]{{{_LENGTH}}}")
+_ID = re.compile(rf"(sbx|snap|lyr|exec|tok|tpl|bld|vol|db|chg|bkp)_[{_ALPHABET}]{{{_LENGTH}}}")
 
 
 def new_id(prefix: str) -> str:
     """Return a fresh id such as `sbx_…`."""
     return f"{prefix}_{''.join(secrets.choice(_ALPHABET) for _ in range(_LENGTH))}"
+
+
+def id_from(seed: bytes, prefix: str, index: int) -> str:
+    """Return an id that only who knows `seed` can tell before, and always the same for the same arguments."""
+    found = hashlib.sha256(seed + f"{prefix}/{index}".encode()).digest()
+    return f"{prefix}_{''.join(_ALPHABET[byte % len(_ALPHABET)] for byte in found[:_LENGTH])}"
 
 
 def is_id(text: str, prefix: str) -> bool:

@@ -27,7 +27,6 @@ COMMANDS: dict[str, Lazy] = {
     "ttl": Lazy("torpor.cli.sandboxes", "ttl", "Say when a sandbox is to end."),
     "snapshot": Lazy("torpor.cli.snapshots", "app", "Take a snapshot, and look after snapshots."),
     "snapshots": Lazy("torpor.cli.snapshots", "ls", "List snapshots, newest first."),
-    "quiesce": Lazy("torpor.cli.quiesce", "app", "Try the hooks that bring programs to rest."),
     "restore": Lazy("torpor.cli.moves", "restore", "Make a new sandbox from a snapshot."),
     "rollback": Lazy("torpor.cli.moves", "rollback", "Put a sandbox back to a snapshot."),
     "fork": Lazy("torpor.cli.moves", "fork", "Make several sandboxes of one, or of a snapshot."),
@@ -51,5 +50,6 @@ COMMANDS: dict[str, Lazy] = {
         "torpor.cli.demo", "demo", "Do the main job on a real source tree and show the times."
     ),
     "bench": Lazy("torpor.cli.bench", "bench", "Measure Torpor beside the bare floor, here."),
+    "token": Lazy("torpor.cli.tokens", "app", "Make, list and remove tokens for TCP."),
     "serve": Lazy("torpor.cli.system", "serve", "Run the daemon in the foreground."),
 }

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import contextlib
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from torpor.cli.output import AsJson, print_json, print_table
 from torpor.errors import HostNotReady
+
+if TYPE_CHECKING:
+    from torpor.base.home import Home
 
 
 def doctor(as_json: AsJson = False) -> None:
@@ -36,8 +41,37 @@ def serve(
         str | None, typer.Option(help="Listen on this address too; a token is needed there.")
     ] = None,
     port: Annotated[int, typer.Option(help="TCP port, with --host; 0: any.")] = 7475,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Also answer to this name on TCP; with a dot: below it."),
+    ] = None,
 ) -> None:
-    """Run the daemon in the foreground."""
+    """Run the daemon in the foreground, until Ctrl-C.
+
+    When this home's daemon runs already, that one is asked to listen on TCP too, until Ctrl-C.
+    """
+    from torpor.base.home import Home
+    from torpor.sdk.daemon import answers
+
+    home = Home.default()
+    if host is not None and answers(home):
+        _ask_to_listen(home, host, port, allow_host or [])
+        return
     from torpor.server.daemon import main
 
-    main([*(["--host", host, "--port", str(port)] if host else [])])
+    argv = [] if host is None else ["--host", host, "--port", str(port)]
+    main([*argv, *(word for name in allow_host or [] for word in ("--allow-host", name))])
+
+
+def _ask_to_listen(home: Home, host: str, port: int, names: list[str]) -> None:
+    import asyncio
+
+    from torpor.sdk.client import Client
+    from torpor.sdk.listener import listen_until_end
+
+    def tell(where: str, at: int) -> None:
+        url = f"http://[{where}]:{at}" if ":" in where else f"http://{where}:{at}"
+        print(f"the daemon of {home.root} also listens on {url}, until Ctrl-C", file=sys.stderr)
+
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(listen_until_end(Client(home=home.root), host, port, names, tell))

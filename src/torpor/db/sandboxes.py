@@ -131,6 +131,8 @@ class SandboxRows:
         conditions: list[ColumnElement[bool]] = [sandbox.c.state.in_(wanted)]
         if query.template is not None:
             conditions.append(sandbox.c.template == query.template)
+        if query.workspace is not None:
+            conditions.append(sandbox.c.workspace == query.workspace)
         after = _decode_cursor(query.cursor) if query.cursor else None
         items: list[SandboxInfo] = []
         with self._database.begin() as connection:
@@ -241,6 +243,7 @@ def _values(row: SandboxRow) -> dict[str, Any]:
         "parent_snapshot": info.parent_snapshot,
         "generation": info.generation,
         "layers": json.dumps(asdict(row.layers), sort_keys=True),
+        "workspace": info.workspace,
     }
 
 
@@ -272,6 +275,7 @@ def _row(raw: Any) -> SandboxRow:
             idle_seconds=raw["idle_seconds"],
             parent_snapshot=raw["parent_snapshot"],
             generation=raw["generation"],
+            workspace=raw["workspace"],
         ),
         epoch=raw["epoch"],
         ttl_left=None if left is None else timedelta(microseconds=left),

@@ -43,7 +43,9 @@ sandbox = Table(
     Column("generation", Integer, nullable=False),
     # the machine's layers, as `db.sandboxes.MachineLayers`
     Column("layers", Text, nullable=False),
+    Column("workspace", String(64), nullable=False, server_default="default"),
 )
+Index("ix_sandbox_workspace", sandbox.c.workspace)
 Index("ix_sandbox_created_at_id", sandbox.c.created_at, sandbox.c.id)
 Index("ix_sandbox_state", sandbox.c.state)
 

@@ -36,6 +36,9 @@ from torpor.vmm.base import Vmm
 DEAD_MAN_S = 30.0
 """The guest thaws itself after so long; a capture that takes longer is not called consistent."""
 
+_PUBLISH_S = 600.0
+"""A disk that takes longer to make a few small files durable is broken."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
@@ -47,6 +50,8 @@ class Wish:
     metadata: Mapping[str, str] | None = None
     quiesce: QuiesceSpec = field(default_factory=QuiesceSpec)
     """For `application`: how the machine's programs are brought to rest."""
+    snapshot_id: SnapshotId | None = None
+    """A fresh id that it is to have; None: any."""
     go_on: bool = True
     """False: leave the machine paused (and frozen) once it was captured; see `let_run`."""
 
@@ -79,7 +84,7 @@ async def take(m: SandboxMachine, wish: Wish, *, paused_before: bool) -> Manifes
     store, vmm = m.parts.layers, m.running_vmm()
     await check_capture(m.parts, vmm, m.info.ram_mib)
     await _note_switch(m, vmm)  # an earlier one that a full disk kept from being written down
-    snapshot_id = SnapshotId(new_id("snap"))
+    snapshot_id = wish.snapshot_id or SnapshotId(new_id("snap"))
     ram_id, next_active = new_id("lyr"), new_id("lyr")
     overlay, ram = store.disk_path(next_active), store.ram_path(ram_id)
     before, disk = m.row.layers.shortened(store.merges), store.merges.shortest(m.row.layers.disk)
@@ -105,9 +110,7 @@ async def take(m: SandboxMachine, wish: Wish, *, paused_before: bool) -> Manifes
                     captured,
                 )
                 reach("snapshot.durable")
-                await finish(
-                    _publish(m, manifest, captured.devices), within_s=None
-                )  # the disk decides
+                await finish(_publish(m, manifest, captured.devices), within_s=_PUBLISH_S)
             finally:
                 await asyncio.to_thread(captured.devices.unlink, missing_ok=True)
         except BaseException:
@@ -182,6 +185,7 @@ def _manifest(
             metadata=dict(wish.metadata or {}),
             env_names=info.env_names,
             quiesce=captured.quiesce,
+            workspace=info.workspace,
         ),
         disk=disk_refs,
         ram=ram_refs,
@@ -206,7 +210,7 @@ def relabelled(m: SandboxMachine, manifest: Manifest, wish: Wish) -> SnapshotInf
         report = unasked(f"sandbox {m.info.id}", wish.quiesce, asleep=True)
     return replace(
         manifest.info,
-        id=SnapshotId(new_id("snap")),
+        id=wish.snapshot_id or SnapshotId(new_id("snap")),
         label=wish.label,
         parent=manifest.info.id,
         reason=wish.reason,

@@ -9,7 +9,6 @@ import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -64,6 +63,7 @@ from torpor.sandboxes.fit import check_fits, misfit
 from torpor.sandboxes.lifecycle import WITH_MACHINE
 from torpor.sandboxes.memories import AgentMemories
 from torpor.sandboxes.merging import Merger
+from torpor.sandboxes.missing import no_sandbox
 from torpor.sandboxes.parts import Parts
 from torpor.sandboxes.protect import Protections
 from torpor.sandboxes.quota import Quota
@@ -73,7 +73,6 @@ from torpor.sandboxes.requests import (
     check_idle,
     check_lease,
     check_memory_choice,
-    check_quiesce,
     check_restore,
     check_snapshot,
     check_snapshot_id,
@@ -120,7 +119,6 @@ def open_engine(home: Home) -> Engine:
     database = Database.open(home.database)
     driver = QemuDriver()
     setting = os.environ.get("TORPOR_MEMORY_EMBEDDER", "auto")
-    booter = TemplateBooter(driver, connect)
     parts = Parts(
         memory=MemoryService(
             os.environ.get("TORPOR_MEMORY_URL") or home.memory,
@@ -130,16 +128,14 @@ def open_engine(home: Home) -> Engine:
         rows=SandboxRows(database),
         layers=LayerStore(home),
         driver=driver,
-        templates=TemplateStore(home, booter),
+        templates=TemplateStore(home, TemplateBooter(driver, connect)),
         connect_guest=connect,
         clock=SystemClock(),
         quota=quota,
         protections=Protections(ProtectionRows(database)),
         report=lambda name, exc: log.error("%s: %s", name, exc, exc_info=exc),
     )
-    engine = Engine(parts)
-    booter.memory_for_boot = parts.memory_for_boot
-    return engine
+    return Engine(parts)
 
 
 class Engine:
@@ -149,11 +145,8 @@ class Engine:
         self._parts = parts
         parts.images_in_use = self._images_in_use
         parts.memory_for = self._memory_for
-        parts.memory_for_boot = self._memory_for_boot
         self._tasks: dict[SandboxId, SandboxTask] = {}
         self._admission = asyncio.Lock()
-        self._boots_mib: list[int] = []
-        """Memory of the templates' machines that run now."""
         self._supervisor = Supervisor(parts.report)
         self._warm = WarmTemplates(parts)
         self._memories = AgentMemories(parts.memory, find=self.get, scratch=parts.home.tmp)
@@ -243,7 +236,13 @@ class Engine:
         return await task.create_cold(template, spec.env)
 
     async def fork(
-        self, source: SandboxId | SnapshotId, spec: RestoreSpec, *, count: int = 1
+        self,
+        source: SandboxId | SnapshotId,
+        spec: RestoreSpec,
+        *,
+        count: int = 1,
+        snapshot_id: SnapshotId | None = None,
+        ids: Sequence[SandboxId] = (),
     ) -> tuple[SandboxInfo | TorporError, ...]:
         """Make `count` sandboxes from a running sandbox or a snapshot; each is a sandbox or its own error."""
         if not 1 <= count <= FORKS_MOST:
@@ -253,18 +252,19 @@ class Engine:
             )
         check_restore(spec)
         if is_id(source, "snap"):
-            snapshot_id = self._parts.layers.get(SnapshotId(source)).info.id
+            origin = self._parts.layers.get(SnapshotId(source)).info.id
         else:
-            wish = Wish(reason="fork")
-            snapshot_id = (await (await self._task(SandboxId(source))).snapshot(wish)).info.id
+            wish = Wish(reason="fork", snapshot_id=snapshot_id)
+            origin = (await (await self._task(SandboxId(source))).snapshot(wish)).info.id
 
-        async def one() -> SandboxInfo | TorporError:
+        async def one(own: RestoreSpec) -> SandboxInfo | TorporError:
             try:
-                return await self.restore(snapshot_id, spec, reason="fork")
+                return await self.restore(origin, own, reason="fork")
             except TorporError as exc:
                 return exc
 
-        return tuple(await asyncio.gather(*(one() for _ in range(count))))
+        specs = [replace(spec, sandbox_id=made) for made in ids] or [spec] * count
+        return tuple(await asyncio.gather(*map(one, specs)))
 
     async def get(self, sandbox_id: SandboxId) -> SandboxInfo:
         """Return a sandbox, also one deleted within a day."""
@@ -274,11 +274,7 @@ class Engine:
             return task.info
         row = await asyncio.to_thread(self._parts.rows.get, sandbox_id)
         if row is None:
-            raise NotFound(
-                f"there is no sandbox {sandbox_id}",
-                hint="list them: torpor ls",
-                sandbox_id=sandbox_id,
-            )
+            raise no_sandbox(sandbox_id)
         return row.info
 
     async def list(self, query: SandboxFilter) -> SandboxPage:
@@ -315,7 +311,7 @@ class Engine:
     ) -> SnapshotInfo:
         """Put a sandbox to sleep; return the snapshot at which it sleeps."""
         self._claims.check(sandbox_id, "hibernate")
-        wish = replace(SLEEP, consistency=consistency, quiesce=check_quiesce(consistency, quiesce))
+        wish = replace(SLEEP, consistency=consistency, quiesce=quiesce_spec(quiesce))
         check_snapshot(wish)
         info = await (await self._task(sandbox_id)).hibernate(wish)
         assert info.parent_snapshot is not None
@@ -399,6 +395,7 @@ class Engine:
         consistency: Consistency = "filesystem",
         metadata: Mapping[str, str] | None = None,
         quiesce: QuiesceSpec | None = None,
+        snapshot_id: SnapshotId | None = None,
     ) -> SnapshotInfo:
         """Take a snapshot; the sandbox goes on."""
         wish = Wish(
@@ -406,7 +403,8 @@ class Engine:
             label=label,
             consistency=consistency,
             metadata=metadata or {},
-            quiesce=check_quiesce(consistency, quiesce),
+            quiesce=quiesce_spec(quiesce),
+            snapshot_id=snapshot_id,
         )
         check_snapshot(wish)
         task = await self._task(sandbox_id)
@@ -575,38 +573,21 @@ class Engine:
 
     async def _check_room(self, sizes: Sizes) -> None:
         living = [task.info for task in self._tasks.values()]
-        check = partial(
-            check_room, sizes, living, self._parts.home.root, boots_mib=tuple(self._boots_mib)
-        )
         try:
-            await asyncio.to_thread(check)
+            await asyncio.to_thread(check_room, sizes, living, self._parts.home.root)
         except InsufficientResources as exc:
             need = exc.facts.get("needed_bytes")
             if not isinstance(need, int) or not await make_room(self._parts, need):
                 raise
-            await asyncio.to_thread(check)
+            await asyncio.to_thread(check_room, sizes, living, self._parts.home.root)
 
     @contextlib.asynccontextmanager
     async def _memory_for(self, info: SandboxInfo) -> AsyncIterator[None]:
         """Hold the admission while a machine that slept or had ended is promised its memory again."""
         async with self._admission:
             others = [task.info for task in self._tasks.values() if task.info.id != info.id]
-            await asyncio.to_thread(
-                check_memory, info.ram_mib, others, boots_mib=tuple(self._boots_mib)
-            )
+            await asyncio.to_thread(check_memory, info.ram_mib, others)
             yield
-
-    @contextlib.asynccontextmanager
-    async def _memory_for_boot(self, ram_mib: int) -> AsyncIterator[None]:
-        """Hold the memory of a machine that is no sandbox's, a template that boots, until it has ended."""
-        async with self._admission:
-            living = [task.info for task in self._tasks.values()]
-            await asyncio.to_thread(check_memory, ram_mib, living, boots_mib=tuple(self._boots_mib))
-            self._boots_mib.append(ram_mib)
-        try:
-            yield
-        finally:
-            self._boots_mib.remove(ram_mib)
 
     async def _admit(self, row: SandboxRow) -> SandboxTask:
         """Write the row of a sandbox that the host has room for, and start its task."""
@@ -645,7 +626,7 @@ class Engine:
         origin: Manifest | None = None,
     ) -> SandboxRow:
         info = SandboxInfo(
-            id=SandboxId(new_id("sbx")),
+            id=spec.sandbox_id or SandboxId(new_id("sbx")),
             state=SandboxState.CREATING,
             template=template.name,
             template_digest=template.digest,
@@ -665,6 +646,7 @@ class Engine:
             accel=self._parts.host.accel,
             idle_seconds=spec.idle_seconds,
             parent_snapshot=None if origin is None else origin.info.id,
+            workspace=spec.workspace,
         )
         left = None if spec.ttl_seconds is None else timedelta(seconds=spec.ttl_seconds)
         layers = MachineLayers() if origin is None else layers_at(origin)
@@ -697,6 +679,8 @@ class Engine:
             ttl_seconds=spec.ttl_seconds,
             on_timeout=spec.on_timeout,
             idle_seconds=spec.idle_seconds,
+            workspace=spec.workspace or info.workspace,
+            sandbox_id=spec.sandbox_id,
         )
         return self._row(made, Sizes(info.vcpus, info.ram_mib, info.disk_gib), template, origin)
 
@@ -725,26 +709,14 @@ class Engine:
             except Exception as exc:  # noqa: BLE001 - a full disk, say: the next turn may do better
                 self._parts.report("upkeep", exc)
 
-    async def _watch_folder(self, task: SandboxTask) -> None:
-        """Keep a machine's logs short, and end a VMM that fills the disk."""
-        folder = files.folder_of(self._parts.home, task.info.id)
-        await asyncio.to_thread(files.trim_logs, folder, self._parts.driver.console(folder))
-        vmm = task.machine.vmm
-        if vmm is not None and await asyncio.to_thread(
-            files.is_overfull, folder, task.info.ram_mib
-        ):
-            log.error(
-                "%s: its VMM fills %s, as none of ours does; it is ended", task.info.id, folder
-            )
-            await vmm.kill()
-
     async def keep_house(self) -> None:
         """Do one turn of upkeep."""
         for task in list(self._tasks.values()):
             if task.info.state is SandboxState.DELETED:  # by its TTL
                 await self._forget(task)
             else:
-                await self._watch_folder(task)
+                folder = files.folder_of(self._parts.home, task.info.id)
+                await asyncio.to_thread(files.trim_console, self._parts.driver.console(folder))
             if task.info.state is SandboxState.RUNNING and not task.is_busy:
                 with contextlib.suppress(TorporError):  # at the next turn again
                     await task.go_on()

@@ -6,6 +6,7 @@ thing that is written to it.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +46,12 @@ class AgentMemories:
         self.service = service
         self.scratch = scratch
         self._find = find
+
+    def seen_by(self, find: Callable[[SandboxId], Awaitable[SandboxInfo]]) -> AgentMemories:
+        """Return the same, for someone who finds only what `find` does."""
+        found = copy.copy(self)
+        found._find = find
+        return found
 
     def clean(self) -> None:
         """Remove exports that an earlier daemon had begun. Blocks."""

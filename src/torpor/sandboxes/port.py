@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Literal, Protocol
@@ -101,10 +101,17 @@ class EnginePort(Protocol):
         ...
 
     async def fork(
-        self, source: SandboxId | SnapshotId, spec: RestoreSpec, *, count: int = 1
+        self,
+        source: SandboxId | SnapshotId,
+        spec: RestoreSpec,
+        *,
+        count: int = 1,
+        snapshot_id: SnapshotId | None = None,
+        ids: Sequence[SandboxId] = (),
     ) -> tuple[SandboxInfo | TorporError, ...]:
         """Make `count` (1 to 100) sandboxes from a sandbox, which is snapshot first and goes on, or a snapshot.
 
+        With `ids`, one for each, they get these, and with `snapshot_id` so does the snapshot; all must be fresh.
         Each result is a sandbox or its own error. Raises what `snapshot` raises; then nothing was made.
         """
         ...
@@ -180,6 +187,7 @@ class EnginePort(Protocol):
         consistency: Consistency = "filesystem",
         metadata: Mapping[str, str] | None = None,
         quiesce: QuiesceSpec | None = None,
+        snapshot_id: SnapshotId | None = None,
     ) -> SnapshotInfo:
         """Take a snapshot of a running, paused or hibernated sandbox, which goes on as it was.
 

@@ -1,7 +1,8 @@
 """One connection to a daemon: requests, streams, errors, and what may be sent again.
 
-A request is sent again only if nothing of it can have been sent: the connection could not be made. What
-can be lost after that is told apart by the caller (`execs.py` attaches again).
+A request is sent again if nothing of it can have been sent, because the connection could not be made; or if it
+has a key by which the daemon knows it again, so that it is carried out once (`call_once`). What else can be
+lost after that is told apart by the caller (`execs.py` attaches again).
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import asyncio
 import contextlib
 import json
 import os
+import secrets
+import time
 import warnings
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
@@ -24,6 +27,7 @@ from torpor import __version__
 from torpor.base.aio import closing
 from torpor.base.home import Home
 from torpor.errors import (
+    Busy,
     DaemonUnreachable,
     InvalidRequest,
     OperationTimeout,
@@ -37,6 +41,9 @@ REQUEST_LIMIT_S = 60.0
 
 STREAM_SILENCE_S = 35.0
 """The same for a stream, on which the daemon sends something every 10 seconds."""
+
+RETRY_LIMIT_S = 60.0
+"""Seconds for which a request that was lost on the way is sent again, where that does no harm."""
 
 _CONNECT_LIMIT_S = 10.0
 
@@ -145,6 +152,7 @@ class Connection:
         body: object = None,
         content: AsyncIterator[bytes] | bytes | None = None,
         limit_s: float = REQUEST_LIMIT_S,
+        key: str | None = None,
     ) -> Any:
         """Send a request and return its JSON reply; None for an empty one.
 
@@ -155,11 +163,31 @@ class Connection:
             DaemonSilent: no answer for `limit_s` seconds.
         """
         async with self.stream(
-            method, path, query=query, body=body, content=content, limit_s=limit_s
+            method, path, query=query, body=body, content=content, limit_s=limit_s, key=key
         ) as reply:
             with _errors(method, path, limit_s):
                 data = await reply.aread()
         return json.loads(data) if data else None
+
+    async def call_once(self, path: str, *, body: object = None, limit_s: float) -> Any:
+        """POST what makes something, with a key, and return its JSON reply. Raises as `call`.
+
+        A connection that breaks after the request was sent is made again, and the request sent again: it is carried
+        out once, however often it arrives.
+        """
+        key = secrets.token_urlsafe(24)
+        gives_up_at = time.monotonic() + RETRY_LIMIT_S
+        pause_s = 0.1
+        was_lost = False
+        while True:
+            try:
+                return await self.call("POST", path, body=body, limit_s=limit_s, key=key)
+            except (ConnectionLost, DaemonUnreachable, Busy) as error:
+                was_lost = was_lost or isinstance(error, ConnectionLost)
+                if not was_lost or time.monotonic() > gives_up_at:
+                    raise  # nothing was sent before, so nothing is under way
+            await asyncio.sleep(pause_s)
+            pause_s = min(2.0, pause_s * 2)
 
     @contextlib.asynccontextmanager
     async def stream(
@@ -171,9 +199,10 @@ class Connection:
         body: object = None,
         content: AsyncIterator[bytes] | bytes | None = None,
         limit_s: float = STREAM_SILENCE_S,
+        key: str | None = None,
     ) -> AsyncIterator[httpx.Response]:
         """Send a request and enter with its reply, whose body is not yet read. Raises as `call`."""
-        headers = {}
+        headers = {} if key is None else {"idempotency-key": key}
         if body is not None:
             content = json.dumps(body, ensure_ascii=True).encode("ascii")
             headers["content-type"] = "application/json"

@@ -83,8 +83,7 @@ async def fork_from(
     from torpor.sdk.sandbox import AsyncSandbox
 
     noun = "snapshots" if is_id(source_id, "snap") else "sandboxes"
-    answer = await connection(client).call(
-        "POST",
+    answer = await connection(client).call_once(
         f"/v1/{noun}/{quote_part(source_id)}/fork",
         body={**body, "count": count},
         limit_s=LIFE_LIMIT_S,

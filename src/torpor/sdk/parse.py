@@ -18,6 +18,7 @@ from torpor.model import (
     SandboxState,
     TemplateInfo,
 )
+from torpor.model_access import DEFAULT_WORKSPACE
 
 Body = Mapping[str, Any]
 
@@ -48,6 +49,7 @@ def sandbox_info(body: Body) -> SandboxInfo:
         parent_snapshot=body["parent_snapshot"],
         generation=body["generation"],
         ttl_left_seconds=body.get("ttl_left_seconds"),
+        workspace=body.get("workspace", DEFAULT_WORKSPACE),
     )
 
 

@@ -109,7 +109,7 @@ class AsyncSandbox(AsyncMoves):
         }
         made = connection(client)
         info = sandbox_info(
-            await made.call("POST", "/v1/sandboxes", body=body, limit_s=CREATE_LIMIT_S)
+            await made.call_once("/v1/sandboxes", body=body, limit_s=CREATE_LIMIT_S)
         )
         return cls(info.id, info, client)
 

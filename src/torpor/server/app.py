@@ -2,37 +2,56 @@
 
 from __future__ import annotations
 
-from fastapi import FastAPI, Request
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
 from torpor import __version__
+from torpor.access.opening import Access
 from torpor.errors import InvalidRequest, NotFound, TorporError
 from torpor.sandboxes.port import EnginePort
 from torpor.server.execs import ExecDesk
-from torpor.server.gate import Gate
+from torpor.server.guard import guard
 from torpor.server.holds import HoldDesk
+from torpor.server.replays import Replays
 from torpor.server.replies import Reply, as_torpor_error, error_reply
 from torpor.server.routes import (
     execs,
     family,
     files,
     holds,
+    listeners,
     memory,
     moves,
     sandboxes,
     snapshots,
     system,
     templates,
+    tokens,
 )
 
 
-def create_app(engine: EnginePort, *, token: str | None) -> FastAPI:
-    """Return the app that serves `engine`.
+@asynccontextmanager
+async def serving_app(engine: EnginePort, access: Access) -> AsyncIterator[FastAPI]:
+    """Enter with the app for all listeners of `engine`; what it holds is let go at the end."""
+    app = create_app(engine, access)
+    try:
+        yield app
+    finally:
+        await app.state.desk.aclose()
+        await app.state.holds.aclose()
+
+
+def create_app(engine: EnginePort, access: Access | None = None) -> FastAPI:
+    """Return the app that serves `engine`. A gate before it must say who asks; see `Gate`.
 
     Args:
-        token: what `Authorization: Bearer` must show; None for a Unix socket, whose mode is its lock.
+        engine: what is served.
+        access: the home's tokens; None: only to describe the routes.
     """
     app = FastAPI(
         title="Torpor",
@@ -43,6 +62,7 @@ def create_app(engine: EnginePort, *, token: str | None) -> FastAPI:
         openapi_url="/v1/openapi.json",
         separate_input_output_schemas=False,
         generate_unique_id_function=_operation_id,
+        dependencies=[Depends(guard)],
         exception_handlers={
             TorporError: _on_error,
             RequestValidationError: _on_error,
@@ -53,7 +73,10 @@ def create_app(engine: EnginePort, *, token: str | None) -> FastAPI:
     app.state.engine = engine
     app.state.desk = ExecDesk(engine)
     app.state.holds = HoldDesk(engine)
-    app.add_middleware(Gate, token=token)
+    app.state.access = access
+    app.state.open_tcp = None
+    if access is not None:
+        app.add_middleware(Replays, ledger=access.ledger, engine=engine)
     for router in (
         sandboxes.router,
         moves.router,
@@ -64,6 +87,8 @@ def create_app(engine: EnginePort, *, token: str | None) -> FastAPI:
         files.router,
         templates.router,
         memory.router,
+        tokens.router,
+        listeners.router,
         system.router,
     ):
         app.include_router(router)

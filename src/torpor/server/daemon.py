@@ -1,5 +1,7 @@
 """`torpord`: holds the home's lock for life, runs the engine, and serves it on a Unix socket and by choice TCP.
 
+TCP is opened by `--host`, or later by a client that holds a stream open for it (`routes/listeners`).
+
 SIGTERM and SIGINT stop it; the machines run on and the next daemon adopts them.
 """
 
@@ -14,22 +16,26 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
 import uvicorn
+from starlette.types import ASGIApp
 from typing_extensions import override
 
 from torpor import __version__
+from torpor.access.opening import Access, open_access
 from torpor.base.aio import Supervisor
 from torpor.base.fsio import locked
 from torpor.base.home import Home
 from torpor.errors import Busy, TorporError, error_to_wire
-from torpor.sandboxes.port import EnginePort
-from torpor.server.app import create_app
-from torpor.server.listen import listen_tcp, listen_unix, tcp_token
+from torpor.server import limits
+from torpor.server.app import serving_app
+from torpor.server.gate import Door, Gate, TcpDoor, UnixDoor
+from torpor.server.hosts import Hosts
+from torpor.server.listen import listen_tcp, listen_unix
 
 log = logging.getLogger("torpor.server")
 
@@ -54,6 +60,7 @@ class Options:
     home: Home
     host: str | None
     port: int
+    allowed_hosts: tuple[str, ...]
     ready_fd: int | None
 
 
@@ -91,12 +98,25 @@ def _parse(argv: Sequence[str] | None) -> Options:
     parser.add_argument("--host", help="also listen on this address (a token is always needed)")
     parser.add_argument("--port", type=int, default=7475, help="TCP port, with --host; 0: any")
     parser.add_argument(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="also answer to this name on TCP; one that begins with a dot: to all that end with it",
+    )
+    parser.add_argument(
         "--ready-fd", type=int, help="say `ready` or an error (JSON) here, then close"
     )
     parser.add_argument("--version", action="version", version=__version__)
     found = parser.parse_args(argv)
     home = Home(found.home.absolute()) if found.home else Home.default()
-    return Options(home=home, host=found.host, port=found.port, ready_fd=found.ready_fd)
+    return Options(
+        home=home,
+        host=found.host,
+        port=found.port,
+        allowed_hosts=tuple(found.allow_host),
+        ready_fd=found.ready_fd,
+    )
 
 
 @contextlib.contextmanager
@@ -119,20 +139,23 @@ async def _serve(options: Options, ready: _ReadyPipe) -> None:
     from torpor.sandboxes.engine import open_engine
 
     home = options.home
+    per_s = limits.requests_per_s(os.environ)
     async with contextlib.AsyncExitStack() as stack:
         engine = open_engine(home)
         stack.push_async_callback(engine.aclose)
+        access = open_access(home)
+        stack.callback(access.close)
         await engine.start()
-        servers = [
-            await stack.enter_async_context(listening(engine, listen_unix(home.socket), token=None))
-        ]
+        app = await stack.enter_async_context(serving_app(engine, access))
+        app.state.open_tcp = lambda host, port, names: _tcp(app, access, host, port, names, per_s)
+        await stack.enter_async_context(listening(app, listen_unix(home.socket), UnixDoor()))
         stack.callback(home.socket.unlink, missing_ok=True)
         if options.host is not None:
-            tcp = listen_tcp(options.host, options.port)
-            log.info("listening on http://%s:%d", options.host, tcp.getsockname()[1])
-            servers.append(
-                await stack.enter_async_context(listening(engine, tcp, token=tcp_token(home)))
+            await stack.enter_async_context(
+                app.state.open_tcp(options.host, options.port, options.allowed_hosts)
             )
+            if not len(access.tokens):
+                log.info("nobody has a token yet: torpor token create NAME --scope use")
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -141,6 +164,25 @@ async def _serve(options: Options, ready: _ReadyPipe) -> None:
         ready.tell("ready")
         await stop.wait()
         log.info("stopping; machines run on")
+
+
+@contextlib.asynccontextmanager
+async def _tcp(
+    app: ASGIApp, access: Access, host: str, port: int, names: Iterable[str], per_s: float
+) -> AsyncIterator[int]:
+    """Listen on TCP while the context lasts, and enter with the port."""
+    listener = listen_tcp(host, port)
+    port = listener.getsockname()[1]
+    door = TcpDoor(access, Hosts([host, *names]), per_s=per_s)
+    async with listening(app, listener, door):
+        log.info("listening on %s", address(host, port))
+        yield port
+    log.info("no longer listening on %s", address(host, port))
+
+
+def address(host: str, port: int) -> str:
+    """Return the URL of a TCP listener."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 class _Server(uvicorn.Server):
@@ -163,13 +205,13 @@ class _Server(uvicorn.Server):
 
 @contextlib.asynccontextmanager
 async def listening(
-    engine: EnginePort, listener: socket.socket, *, token: str | None
-) -> AsyncIterator[_Server]:
+    app: ASGIApp, listener: socket.socket, door: Door
+) -> AsyncIterator[uvicorn.Server]:
     """Serve on `listener` while the context lasts; requests in flight get `GRACE_S` seconds at its end."""
-    app = create_app(engine, token=token)
     server = _Server(
         uvicorn.Config(
-            app,
+            Gate(app, door),
+            http="h11",
             access_log=False,
             log_config=None,
             log_level="warning",
@@ -179,6 +221,7 @@ async def listening(
             server_header=False,
             timeout_graceful_shutdown=GRACE_S,
             timeout_keep_alive=KEEP_ALIVE_S,
+            h11_max_incomplete_event_size=limits.HEAD_LIMIT_BYTES,
         )
     )
     task = Supervisor(_http_failed).spawn(server.serve(sockets=[listener]), name="http")
@@ -192,8 +235,6 @@ async def listening(
     finally:
         server.should_exit = True
         await asyncio.wait({task})
-        await app.state.desk.aclose()
-        await app.state.holds.aclose()
 
 
 async def _wait(event: asyncio.Event) -> None:

@@ -21,14 +21,18 @@ PARENT = "fork_parent_id"
 
 
 async def fork(
-    engine: EnginePort, source: SandboxId | SnapshotId, request: ForkRequest
+    engine: EnginePort,
+    source: SandboxId | SnapshotId,
+    request: ForkRequest,
+    *,
+    tree_id: str | None = None,
 ) -> tuple[ForkWire, list[TorporError]]:
     """Fork a sandbox or a snapshot; return the answer, and the errors in it.
 
     Raises:
         TorporError: the source cannot be forked; nothing was made.
     """
-    parent, tree = str(source), new_id("tree")
+    parent, tree = str(source), tree_id or new_id("tree")
     if is_id(source, "snap"):
         found = await engine.get_snapshot(SnapshotId(source))
         parent, tree = found.sandbox_id or found.id, found.id

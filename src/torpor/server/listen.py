@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import secrets
 import socket
 from pathlib import Path
 
 from torpor.base import fsio
-from torpor.base.home import Home
 from torpor.errors import Conflict, InvalidRequest
 
 BACKLOG = 2048
@@ -63,18 +61,3 @@ def listen_tcp(host: str, port: int) -> socket.socket:
             f"cannot listen on {host}:{port}: {exc.strerror}", hint="choose another port", port=port
         ) from exc
     return found
-
-
-def tcp_token(home: Home) -> str:
-    """Return the token for TCP: `TORPOR_TOKEN`, or the one in the home, which is made if it is missing."""
-    given = os.environ.get("TORPOR_TOKEN")
-    if given:
-        return given
-    try:
-        kept = home.token.read_text(encoding="ascii").strip()
-    except FileNotFoundError:
-        kept = ""
-    if not kept:
-        kept = secrets.token_urlsafe(32)
-        fsio.write_atomic(home.token, kept.encode("ascii") + b"\n", mode=0o600)
-    return kept

@@ -12,7 +12,7 @@ from torpor.server.app import create_app
 
 def document() -> str:
     """Return the document that describes every route; the same for the same code."""
-    app = create_app(cast(EnginePort, None), token=None)  # no route is called
+    app = create_app(cast(EnginePort, None))  # no route is called
     return json.dumps(app.openapi(), indent=1, sort_keys=True) + "\n"
 
 

@@ -52,9 +52,19 @@ class Reply(Response):
         super().__init__(to_json(value), status_code, headers)
 
 
+RETRY_AFTER_S = 5
+"""Said when there is no room now and nothing tells when there will be."""
+
+
 def error_reply(error: TorporError) -> Reply:
-    """Return the flat JSON reply for `error`."""
-    return Reply(error_to_wire(error), error.http_status)
+    """Return the flat JSON reply for `error`; where waiting helps it says how long."""
+    reply = Reply(error_to_wire(error), error.http_status)
+    wait_s = error.facts.get("retry_after_seconds")
+    if wait_s is None and error.retryable and error.http_status in (429, 503, 507):
+        wait_s = RETRY_AFTER_S
+    if wait_s is not None:
+        reply.headers["retry-after"] = str(wait_s)
+    return reply
 
 
 def as_torpor_error(error: Exception) -> TorporError:

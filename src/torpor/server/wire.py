@@ -142,6 +142,7 @@ class SandboxWire(Wire):
     idle_seconds: int | None
     parent_snapshot: str | None
     generation: int
+    workspace: str
 
     @staticmethod
     def of(info: SandboxInfo) -> SandboxWire:
@@ -173,6 +174,7 @@ class SandboxWire(Wire):
             idle_seconds=info.idle_seconds,
             parent_snapshot=info.parent_snapshot,
             generation=info.generation,
+            workspace=info.workspace,
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import stat
@@ -14,12 +15,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from torpor import Sandbox
 from torpor.base.home import Home
 from torpor.base.proc import ProcessId
-from torpor.errors import Busy, DaemonUnreachable, HostNotReady
+from torpor.errors import Busy, DaemonUnreachable, HostNotReady, NotFound
 from torpor.sdk.client import Client, connection
 from torpor.sdk.daemon import answers, ensure_daemon
 from torpor.sdk.loop import loop_thread
@@ -192,22 +194,111 @@ def test_ready_is_said_on_the_pipe_which_is_then_closed(home: Home) -> None:
     assert not home.socket.exists()
 
 
-def test_tcp_with_a_token_of_its_own(home: Home) -> None:
-    said, process = _ready(home, "--host", "127.0.0.1", "--port", "0")
-    assert said == "ready\n"
-    token = home.token.read_text().strip()
-    assert len(token) > 40
-    assert stat.S_IMODE(home.token.stat().st_mode) == 0o600
-    log = _ended(process)
-    assert token not in log
-    said, process = _ready(home, "--host", "127.0.0.1", "--port", "0")
-    assert home.token.read_text().strip() == token
-    log = _ended(process)
-    said, process = _ready(
-        home, "--host", "127.0.0.1", "--port", "0", env={"TORPOR_TOKEN": "of-the-environment"}
+TORPOR = [sys.executable, "-m", "torpor.cli"]
+
+
+def _torpor(home: Home, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*TORPOR, *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=os.environ | {"TORPOR_HOME": str(home.root)} | env,
     )
-    log = _ended(process)
-    assert "of-the-environment" not in log
+
+
+def _url(process: subprocess.Popen[str]) -> str:
+    """Return the address that a `serve` says on stderr."""
+    assert process.stderr is not None
+    for line in process.stderr:
+        if found := re.search(r"listen(?:ing|s) on (http://\S+?),?(\s|$)", line):
+            return found[1]
+    raise AssertionError(f"it ended with {process.wait(10)} and said no address")
+
+
+def _serve(home: Home, *words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*TORPOR, "serve", *words],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"TORPOR_HOME": str(home.root)},
+    )
+
+
+def test_tcp_with_tokens_that_outlive_the_daemon(home: Home) -> None:
+    process = _serve(home, "--host", "127.0.0.1", "--port", "0")
+    url = _url(process)
+    assert httpx.get(f"{url}/v1/me").status_code == 401
+    made = _torpor(home, "token", "create", "ci", "--scope", "use", "--expires", "90d", "--json")
+    assert made.returncode == 0, made.stderr
+    token = json.loads(made.stdout)["token"]
+    assert json.loads(made.stdout)["id"].startswith("tok_")
+    headers = {"authorization": f"Bearer {token}"}
+    assert httpx.get(f"{url}/v1/me", headers=headers).json()["scope"] == "use"
+    assert token not in _ended(process)
+
+    process = _serve(home, "--host", "127.0.0.1", "--port", "0")
+    url = _url(process)
+    assert httpx.get(f"{url}/v1/me", headers=headers).status_code == 200
+    listed = _torpor(home, "token", "ls", "--json").stdout
+    assert [found["name"] for found in json.loads(listed)] == ["ci"]
+    assert token not in listed
+    assert _torpor(home, "token", "rm", "ci").returncode == 0
+    assert httpx.get(f"{url}/v1/me", headers=headers).status_code == 401
+    assert _torpor(home, "token", "rm", "ci").returncode == NotFound.exit_code
+    assert token not in _ended(process)
+    for path in home.root.rglob("*"):
+        if path.is_file():
+            assert token.encode() not in path.read_bytes(), path
+
+
+def test_a_daemon_that_runs_is_asked_to_listen_too(home: Home) -> None:
+    ensure_daemon(home)
+    (pid,) = pids(home)
+    token = _torpor(home, "token", "create", "ci", "--scope", "read").stdout.strip()
+    process = _serve(home, "--host", "127.0.0.1", "--port", "0")
+    url = _url(process)
+    headers = {"authorization": f"Bearer {token}"}
+    assert httpx.get(f"{url}/v1/version", headers=headers).json()["pid"] == pid
+    port = url.rpartition(":")[2]
+    taken = _torpor(home, "serve", "--host", "127.0.0.1", "--port", port)
+    assert taken.returncode == 73
+    assert "choose another port" in taken.stderr
+    _ended(process)
+    for _ in range(100):  # the daemon notices that the client is gone
+        try:
+            httpx.get(f"{url}/v1/version", headers=headers)
+        except httpx.ConnectError:
+            break
+    else:
+        raise AssertionError("it still listens")
+    assert pids(home) == [pid]
+    assert version(home)["pid"] == pid
+
+
+def test_who_waits_is_told_when_the_daemon_ends(home: Home) -> None:
+    ensure_daemon(home)
+    (pid,) = pids(home)
+    process = _serve(home, "--host", "127.0.0.1", "--port", "0")
+    _url(process)
+    os.kill(pid, signal.SIGTERM)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == DaemonUnreachable.exit_code
+    assert "the daemon ended" in err
+    wait_gone(pid)
+
+
+def test_serve_without_tcp_beside_a_daemon_is_refused(home: Home) -> None:
+    ensure_daemon(home)
+    assert _torpor(home, "serve").returncode == Busy.exit_code
+
+
+@pytest.mark.parametrize("words", [("--expires", "soon"), ("--scope", "all"), ("--expires", "0s")])
+def test_tokens_that_cannot_be(home: Home, words: tuple[str, str]) -> None:
+    done = _torpor(home, "token", "create", "x", "--scope", "use", *words)
+    assert done.returncode == 64, done.stderr
+    assert "hint:" in done.stderr
 
 
 def test_a_port_that_is_taken(home: Home) -> None:

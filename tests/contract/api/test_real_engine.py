@@ -11,10 +11,13 @@ import pytest
 
 from tests.unit.sandboxes.world import Play, World, play
 from torpor import AsyncSandbox, AsyncSnapshot
+from torpor.access import open_access
 from torpor.errors import Conflict, InvalidRequest, NotFound, TorporError
 from torpor.model import SandboxState, TemplateInfo
 from torpor.sdk.loop import loop_thread
+from torpor.server.app import serving_app
 from torpor.server.daemon import listening
+from torpor.server.gate import UnixDoor
 from torpor.server.listen import listen_unix
 
 __all__ = ["play"]
@@ -34,8 +37,15 @@ def serve(play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callab
 
             monkeypatch.setattr(world.templates, "list", built, raising=False)
             listener = listen_unix(world.home.socket)
-            async with listening(world.engine, listener, token=None):
-                await scene(world)
+            access = open_access(world.home)
+            try:
+                async with (
+                    serving_app(world.engine, access) as app,
+                    listening(app, listener, UnixDoor()),
+                ):
+                    await scene(world)
+            finally:
+                access.close()
 
         play(served)
 

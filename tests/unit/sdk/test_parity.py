@@ -42,7 +42,6 @@ DUALS = {
     "set_ttl",
     "snapshot",
     "snapshots",
-    "test_quiesce",
     "wake",
 }
 SNAPSHOT_DUALS = {"delete", "diff", "restore", "verify"}

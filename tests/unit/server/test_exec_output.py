@@ -42,7 +42,7 @@ def frames(
         found += encoder.encode(ExecOutput("stdout", offset + begin, data[begin:end]))
     found += encoder.encode(ExecEnded(info(len(data))))
     assert found.pop().startswith(b"event: exit\n")
-    return [json.loads(frame.split(b"data: ")[1]) for frame in found]
+    return [json.loads(frame.split(b"data: ", 1)[1]) for frame in found]
 
 
 def content(frame: dict[str, object]) -> bytes:

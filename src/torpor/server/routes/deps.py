@@ -8,9 +8,11 @@ from typing import Annotated, Any, TypeVar, cast
 
 from fastapi import Depends, Request
 
+from torpor.access.ledger import Plan
 from torpor.base.aio import Supervisor, finish
 from torpor.sandboxes.port import EnginePort
 from torpor.server.execs import ExecDesk
+from torpor.server.guard import view_of
 from torpor.server.wire import ErrorWire
 
 T = TypeVar("T")
@@ -31,8 +33,14 @@ def streams(media_type: str, description: str) -> dict[int | str, dict[str, Any]
 
 
 def engine_of(request: Request) -> EnginePort:
-    """Return the engine that the app was made with."""
-    return cast(EnginePort, request.app.state.engine)
+    """Return the engine as the request sees it: its workspace, and no other."""
+    return view_of(request)
+
+
+def planned_tree(request: Request) -> str | None:
+    """Return the id that a fork's tree is to have; None: any."""
+    plan: Plan | None = getattr(request.state, "plan", None)
+    return None if plan is None else plan.tree
 
 
 def desk_of(request: Request) -> ExecDesk:
@@ -42,6 +50,7 @@ def desk_of(request: Request) -> ExecDesk:
 
 Engine = Annotated[EnginePort, Depends(engine_of)]
 Desk = Annotated[ExecDesk, Depends(desk_of)]
+PlannedTree = Annotated[str | None, Depends(planned_tree)]
 
 
 async def until_hang_up(request: Request, work: Coroutine[Any, Any, T]) -> T:

@@ -7,12 +7,11 @@ from fastapi import APIRouter
 from torpor.model import SandboxId, SnapshotId
 from torpor.server import forks
 from torpor.server.replies import Reply
-from torpor.server.routes.deps import FAILURES, Engine
+from torpor.server.routes.deps import FAILURES, Engine, PlannedTree
 from torpor.server.wire import SandboxWire
 from torpor.server.wire_snapshots import (
     ForkRequest,
     ForkWire,
-    HibernateRequest,
     PromoteRequest,
     PromoteWire,
     RollbackRequest,
@@ -23,15 +22,9 @@ router = APIRouter(prefix="/v1/sandboxes/{sandbox_id}", tags=["sandboxes"], resp
 
 
 @router.post("/hibernate", response_model=SnapshotWire)
-async def hibernate_sandbox(
-    sandbox_id: str, engine: Engine, body: HibernateRequest | None = None
-) -> Reply:
+async def hibernate_sandbox(sandbox_id: str, engine: Engine) -> Reply:
     """Put a sandbox to sleep and give all its CPU and RAM back; answers with where it sleeps. Idempotent."""
-    wish = body or HibernateRequest()
-    info = await engine.hibernate(
-        SandboxId(sandbox_id), consistency=wish.consistency, quiesce=wish.spec()
-    )
-    return Reply(SnapshotWire.of(info))
+    return Reply(SnapshotWire.of(await engine.hibernate(SandboxId(sandbox_id))))
 
 
 @router.post("/wake", response_model=SandboxWire)
@@ -50,23 +43,29 @@ async def rollback_sandbox(sandbox_id: str, body: RollbackRequest, engine: Engin
 
 
 @router.post("/fork", status_code=201, response_model=ForkWire)
-async def fork_sandbox(sandbox_id: str, engine: Engine, body: ForkRequest | None = None) -> Reply:
+async def fork_sandbox(
+    sandbox_id: str, engine: Engine, tree_id: PlannedTree, body: ForkRequest | None = None
+) -> Reply:
     """Make new sandboxes that go on where this one is, which goes on too.
 
     Without `count` one is made, and its failure is this answer's. With it every result is a sandbox or
     its own error, and the answer is 201 whatever became of them.
     """
     request = body or ForkRequest()
-    answer, errors = await forks.fork(engine, SandboxId(sandbox_id), request)
+    answer, errors = await forks.fork(engine, SandboxId(sandbox_id), request, tree_id=tree_id)
     if request.count is None and errors:
         raise errors[0]
     return Reply(answer, 201)
 
 
 @router.post("/fork-tree", status_code=201, response_model=ForkWire)
-async def fork_tree(sandbox_id: str, engine: Engine, body: ForkRequest | None = None) -> Reply:
+async def fork_tree(
+    sandbox_id: str, engine: Engine, tree_id: PlannedTree, body: ForkRequest | None = None
+) -> Reply:
     """Do what …/fork does, but fail if not one of the forks could be made."""
-    answer, errors = await forks.fork(engine, SandboxId(sandbox_id), body or ForkRequest())
+    answer, errors = await forks.fork(
+        engine, SandboxId(sandbox_id), body or ForkRequest(), tree_id=tree_id
+    )
     if not answer.children and errors:
         raise errors[0]
     return Reply(answer, 201)

@@ -1,0 +1,73 @@
+"""What every route asks before it does anything: is this scope enough, and are these ids of this workspace.
+
+The app runs it for all its routes, so that a new router cannot forget it. What a path names must be known here:
+either whose it is can be asked, or it is listed as naming nothing that belongs to a workspace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import cast
+
+from starlette.requests import HTTPConnection
+
+from torpor.access.principal import Principal
+from torpor.errors import NotAllowed
+from torpor.model import SandboxId, SnapshotId
+from torpor.server.scopes import HOST, scope_of
+from torpor.server.view import EngineView
+
+Check = Callable[[EngineView, str], Awaitable[object]]
+
+OWNED: Mapping[str, Check] = {
+    "sandbox_id": lambda view, found: view.get(SandboxId(found)),
+    "snapshot_id": lambda view, found: view.get_snapshot(SnapshotId(found)),
+}
+"""Names in paths, and how to ask for what they name; asking for what is elsewhere raises `NotFound`."""
+
+UNOWNED = frozenset({"exec_id", "hold_id", "name", "token"})
+"""Names in paths of what is inside something that is asked for, shared by all, or looked up in the workspace."""
+
+
+def principal_of(connection: HTTPConnection) -> Principal:
+    """Return on whose behalf a request is carried out; the gate has let them in."""
+    return cast(Principal, connection.state.principal)
+
+
+def view_of(connection: HTTPConnection) -> EngineView:
+    """Return the engine as the request sees it."""
+    return EngineView(
+        connection.app.state.engine,
+        principal_of(connection),
+        getattr(connection.state, "plan", None),
+    )
+
+
+async def guard(connection: HTTPConnection) -> None:
+    """Let the request go on to its route.
+
+    Raises:
+        NotAllowed: its scope is not enough.
+        NotFound: the path names what is not there, or not in its workspace.
+    """
+    principal = principal_of(connection)
+    route = connection.scope["route"]
+    needed = scope_of(route.name)
+    if not principal.scope.covers(needed):
+        raise NotAllowed(
+            f"this needs a token of scope `{needed}`; this one has `{principal.scope}`",
+            hint="make one: torpor token create NAME --scope " + needed,
+            needed=str(needed),
+        )
+    if route.name in HOST and not principal.sees_host:
+        raise NotAllowed(
+            f"this shows the whole host; a token of the workspace {principal.workspace!r} may not see it",
+            hint="use a token of the workspace `default`",
+        )
+    if not principal.sees_all:
+        view = view_of(connection)
+        for name, value in connection.path_params.items():
+            if name in OWNED:
+                await OWNED[name](view, value)
+            elif name not in UNOWNED:
+                raise NotAllowed(f"nobody said whose a {name} is", hint="report this as a bug")
