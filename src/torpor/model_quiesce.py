@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, cast, get_args
 
 from torpor.errors import InvalidRequest
@@ -120,21 +120,37 @@ class QuiesceReport:
     """What went wrong without being a reason."""
 
 
-def quiesce_spec(value: QuiesceSpec | Mapping[str, Any] | None) -> QuiesceSpec:
-    """Return what a caller means by `value`; None is the default.
+def quiesce_spec(
+    value: QuiesceSpec | Mapping[str, Any] | None, *, on_failure: str | None = None
+) -> QuiesceSpec:
+    """Return what a caller means by `value`; None is the default. `on_failure`, if given, wins over the value's.
 
     Raises:
         InvalidRequest: a name, type or limit in it cannot be right; the message says which.
     """
-    if value is None:
-        return QuiesceSpec()
-    if isinstance(value, QuiesceSpec):
-        return _checked(value)
+    spec = value if isinstance(value, QuiesceSpec) else _spec({} if value is None else value)
+    if on_failure is not None:
+        spec = replace(spec, on_failure=cast("OnQuiesceFailure", on_failure))
+    return _checked(spec)
+
+
+def spec_to_json(spec: QuiesceSpec | Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return the spec as plain values; None stays None."""
+    if not isinstance(spec, QuiesceSpec):
+        return None if spec is None else dict(spec)
+    hooks = [
+        {found.name: getattr(hook, found.name) for found in fields(hook)} for hook in spec.hooks
+    ]
+    body = {found.name: getattr(spec, found.name) for found in fields(spec)}
+    return body | {"hooks": hooks, "versions": dict(spec.versions)}
+
+
+def _spec(value: Any) -> QuiesceSpec:
     given = _keys(value, QuiesceSpec, "quiesce")
     hooks = given.pop("hooks", ())
     if not isinstance(hooks, (list, tuple)) or len(hooks) > _HOOKS_MOST:
         raise InvalidRequest(f"quiesce.hooks is a list of at most {_HOOKS_MOST} hooks")
-    return _checked(QuiesceSpec(hooks=tuple(_hook(item) for item in hooks), **given))
+    return QuiesceSpec(hooks=tuple(_hook(item) for item in hooks), **given)
 
 
 def _hook(item: Any) -> HookSpec:

@@ -14,8 +14,10 @@ _ROOT_LINE = "0::"
 class Cgroups:
     """Groups below the agent's own one; `parent` is None where there is no cgroup v2 for us to use."""
 
-    def __init__(self, parent: Path | None) -> None:
+    def __init__(self, parent: Path | None, home: Path | None = None) -> None:
         self.parent = parent
+        self.home = home
+        """The group that the agent itself is in, and the spawner between two commands."""
 
     @staticmethod
     def open(choice: str) -> Cgroups:
@@ -26,9 +28,11 @@ class Cgroups:
         if own is None:
             return Cgroups(None)
         try:
-            return Cgroups(_prepare(own, move_us=choice == "auto"))
+            parent = _prepare(own, move_us=choice == "auto")
         except OSError:
             return Cgroups(None)
+        home = _current_group()
+        return Cgroups(None) if home is None else Cgroups(parent, home)
 
     def kill(self, group: str) -> None:
         """Kill every process in `group` and below it."""
@@ -49,14 +53,15 @@ class Cgroups:
     def oom_kills(self, group: str) -> int:
         """Return how many processes of `group` the kernel killed for want of memory."""
         try:
-            text = (Path(group) / "memory.events").read_text()
+            fd = os.open(f"{group}/memory.events", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             return 0
-        for line in text.splitlines():
-            name, _, value = line.partition(" ")
-            if name == "oom_kill":
-                return int(value)
-        return 0
+        try:
+            text = os.read(fd, 4096)
+        finally:
+            os.close(fd)
+        _, found, rest = text.partition(b"\noom_kill ")
+        return int(rest.split(b"\n", 1)[0]) if found else 0
 
     def remove(self, group: str) -> bool:
         """Remove `group` if nothing runs in it; return whether it is gone."""
@@ -94,8 +99,8 @@ class Cgroups:
         return len(groups)
 
 
-def _own_group() -> Path | None:
-    """Return our own group's folder when systemd delegated it to us."""
+def _current_group() -> Path | None:
+    """Return the folder of the group that we are in; None without cgroup v2."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
         mounts = Path("/proc/self/mountinfo").read_text().splitlines()
@@ -103,9 +108,15 @@ def _own_group() -> Path | None:
         return None
     name = next((line[len(_ROOT_LINE) :] for line in lines if line.startswith(_ROOT_LINE)), "/")
     mount = next((line.split()[4] for line in mounts if " - cgroup2 " in line), None)
-    if mount is None or not name.endswith((".service", "/agent")):
+    return None if mount is None else Path(mount + name.rstrip("/"))
+
+
+def _own_group() -> Path | None:
+    """Return our own group's folder when systemd delegated it to us."""
+    found = _current_group()
+    if found is None or not found.name.endswith((".service", "agent")):
         return None
-    return Path(mount + name.removesuffix("/agent"))
+    return found.parent if found.name == "agent" else found
 
 
 def _prepare(own: Path, *, move_us: bool) -> Path:

@@ -15,12 +15,13 @@ from typing import Any
 from torpor_guest import errors, proctree
 from torpor_guest.errors import AgentError
 from torpor_guest.gate import DISK
-from torpor_guest.launcher import Launcher, Spare
+from torpor_guest.launcher import Child, Launcher
 from torpor_guest.spool import Spool
 
 GRACE_S = 0.2
 """How long after the end of a command its output may stay open (held by a process in the background) before
 the end is reported. What comes later still goes into the spool."""
+_TIDY_S = 0.005
 _CHUNK = 64 << 10
 _F_GETPIPE_SZ = 1032
 _INLINE_BYTES = 1 << 20
@@ -60,6 +61,7 @@ class Command:
         self.stdin_lock = asyncio.Lock()
         self._stdin_fd = -1
         self._status: int | None = None
+        self._is_lost = False
         self._ended_s = 0.0
         self._pumps: list[_Pump] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -104,18 +106,18 @@ class Command:
 
     # Life
 
-    def exited(self, status: int) -> None:
-        """Take in the wait status of its process."""
-        self._status = status
+    def exited(self, status: int | None) -> None:
+        """Take in the wait status of its process; None: nobody can tell how it ended."""
+        self._status, self._is_lost = status or 0, status is None
         self._ended_s = time.monotonic()
         if self.pid is not None:
             self._wind_up()
 
     def run(
-        self, launcher: Launcher, spare: Spare, fds: tuple[int, int, int], executor: Executor
+        self, launcher: Launcher, child: Child, fds: tuple[int, int, int], executor: Executor
     ) -> None:
         """Go on with a process that was launched: `fds` are our ends of stdin (or -1), stdout and stderr."""
-        self.pid, self._cgroup, self._launcher = spare.pid, spare.cgroup, launcher
+        self.pid, self._cgroup, self._launcher = child.pid, child.cgroup, launcher
         self._stdin_fd = fds[0]
         self._pumps = [_Pump(self, which, fd, executor) for which, fd in enumerate(fds[1:])]
         if self.request.timeout_s is not None:
@@ -175,7 +177,9 @@ class Command:
         status = self._status
         if not self.is_running or status is None or self._launcher is None:
             return
-        if os.WIFSIGNALED(status):
+        if self._is_lost:
+            pass
+        elif os.WIFSIGNALED(status):
             self.signal = os.WTERMSIG(status)
             self.exit_code = 128 + self.signal
         else:
@@ -184,11 +188,12 @@ class Command:
             self._launcher.cgroups.oom_kills(self._cgroup) > 0
         )
         self.duration_ms = round((self._ended_s - self._began_s) * 1000)
-        self.state = "exited"
+        self.state = "lost" if self._is_lost else "exited"
         self.close_stdin()
-        self._launcher.release(self._cgroup)
         self.on_end(self)
         self.tell(-1, 0, b"")
+        # behind the answer, which somebody waits for
+        asyncio.get_running_loop().call_later(_TIDY_S, self._launcher.release, self._cgroup)
 
     # What the host asks
 

@@ -161,11 +161,11 @@ class Execs:
                 os.set_blocking(read, False)
                 ends.append((read, write))
             fds = (stdin, ends[0][1], ends[1][1])
-            spare = await self._launcher.launch(program, fds, command.exited)
+            child = await self._launcher.launch(program, fds, command.exited)
             ours.pop_all()
         command.on_end = self._ended
         self._commands[command.request.exec_id] = command
-        command.run(self._launcher, spare, (feed, ends[0][0], ends[1][0]), self._executor)
+        command.run(self._launcher, child, (feed, ends[0][0], ends[1][0]), self._executor)
 
     def _ended(self, command: Command) -> None:
         with contextlib.suppress(OSError):
@@ -247,7 +247,7 @@ def _check_id(exec_id: object) -> str:
 def _check_cwd(cwd: object) -> str:
     if not isinstance(cwd, str) or not cwd.startswith("/") or "\0" in cwd:
         raise AgentError(errors.INVALID, f"the working directory {cwd!r} is not an absolute path")
-    if not Path(cwd).is_dir():
+    if not os.path.isdir(cwd):  # on the way of every command
         raise AgentError(errors.INVALID, f"the working directory {cwd!r} is no folder in the guest")
     return cwd
 

@@ -1,4 +1,4 @@
-"""Starts processes from the spares that the spawner made, and learns how every child of ours ended."""
+"""Starts processes by way of the spawner, and learns how every process below us ended."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ import os
 import signal
 import socket
 import sys
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Optional
 
-from torpor_guest import errors
+from torpor_guest import errors, spawner
 from torpor_guest.cgroups import Cgroups
 from torpor_guest.errors import AgentError
 
-SPARES = 2
+OnExit = Callable[[Optional[int]], None]  # noqa: UP045  # evaluated in Python 3.9
+"""Gets the wait status of a process; None: it has ended, and how is not known."""
+
 _PR_SET_CHILD_SUBREAPER = 36
 _START_LIMIT_S = 60.0
 
@@ -39,66 +41,113 @@ class Program:
 
 
 @dataclass
-class Spare:
-    """A process that waits for a command."""
+class Child:
+    """A process that was started."""
 
     pid: int
     cgroup: str
-    link: socket.socket
+
+
+@dataclass
+class _Asked:
+    """What the spawner is to answer."""
+
+    answer: asyncio.Future[tuple[bytes, int, int]]
+    on_exit: OnExit
 
 
 class Launcher:
-    """Owns the spawner, the spares and the reaping of all our children."""
+    """Owns the spawner, and the reaping of all our children."""
 
     def __init__(self, cgroups: Cgroups) -> None:
         self.cgroups = cgroups
-        self._on_exit: dict[int, Callable[[int], None]] = {}
-        self._spares: deque[Spare] = deque()
-        self._waiters: deque[asyncio.Future[None]] = deque()
-        self._asked = 0
+        self._on_exit: dict[int, OnExit] = {}
         self._control: socket.socket | None = None
         self._spawner_pid = 0
+        self._received = b""
+        self._asked: _Asked | None = None
+        self._turn = asyncio.Lock()
+        self._groups = 0
         self._lingering: set[str] = set()
+        self._launching: set[asyncio.Task[Child]] = set()
 
     def start(self) -> None:
-        """Become the parent of all orphans below us, and ask for the first spares."""
+        """Become the parent of all orphans below us, and start the spawner."""
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, *map(ctypes.c_ulong, (1, 0, 0, 0)))
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._reap)
-        self._refill()
+        self._start_spawner()
 
-    async def launch(
-        self, program: Program, fds: Sequence[int], on_exit: Callable[[int], None]
-    ) -> Spare:
-        """Start `program` with stdin, stdout and stderr from `fds`; `on_exit` gets its wait status.
+    async def launch(self, program: Program, fds: Sequence[int], on_exit: OnExit) -> Child:
+        """Start `program` with stdin, stdout and stderr from `fds`; `on_exit` is told of its end.
 
         Raises:
             AgentError: it could not be started; nothing runs.
         """
-        while True:
-            spare = await self._take()
-            self._on_exit[spare.pid] = on_exit
-            try:
-                failure = await self._hand_over(spare, program, fds)
-            except (BrokenPipeError, ConnectionResetError):  # the spare died before its time
-                self._on_exit.pop(spare.pid, None)
-                self.release(spare.cgroup)
-                continue
-            finally:
-                spare.link.close()
-                asyncio.get_running_loop().call_later(0.005, self._refill)
-            if not failure:
-                return spare
-            self._on_exit.pop(spare.pid, None)
-            self.release(spare.cgroup)
-            raise _refusal(failure, program)
+        own = [os.dup(fd) for fd in fds]  # a cancelled caller closes its own before they are sent
+        task = asyncio.get_running_loop().create_task(self._launch(program, own, on_exit))
+        self._launching.add(task)
+        task.add_done_callback(self._launching.discard)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.add_done_callback(self._end_unwanted)
+            raise
 
-    def kill(self, spare: Spare) -> None:
+    def _end_unwanted(self, task: asyncio.Task[Child]) -> None:
+        if not task.cancelled() and task.exception() is None:
+            self.kill(task.result())
+            self.release(task.result().cgroup)
+
+    async def _launch(self, program: Program, fds: list[int], on_exit: OnExit) -> Child:
+        try:
+            async with self._turn:
+                return await self._ask(program, fds, on_exit)
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    async def _ask(self, program: Program, fds: list[int], on_exit: OnExit) -> Child:
+        loop = asyncio.get_running_loop()
+        control = self._control or self._start_spawner()
+        self._groups += 1
+        parent = self.cgroups.parent
+        cgroup = f"{parent}/{os.getpid()}-{self._groups}" if parent else ""
+        asked = self._asked = _Asked(loop.create_future(), on_exit)
+        timer = loop.call_later(_START_LIMIT_S, self._give_up)
+        try:
+            await self._send(control, program, cgroup, fds)
+            kind, value, step = await asked.answer
+        except OSError as exc:  # whether it was started is not known, so it is not tried again
+            if cgroup:
+                self.cgroups.kill(cgroup)
+            self.release(cgroup)
+            raise AgentError(errors.FAILED, "the agent cannot make processes") from exc
+        finally:
+            timer.cancel()
+            self._asked = None
+        if kind == spawner.STARTED:
+            return Child(value, cgroup)
+        self.release(cgroup)
+        raise _refusal(spawner.STEPS[step], value, program)
+
+    async def _send(
+        self, control: socket.socket, program: Program, cgroup: str, fds: list[int]
+    ) -> None:
+        body = marshal.dumps(
+            (cgroup, program.user, program.cwd, program.programs, program.argv, program.env)
+        )
+        data = len(body).to_bytes(4, "big") + body
+        sent = socket.send_fds(control, [data], fds)
+        if sent < len(data):
+            await asyncio.get_running_loop().sock_sendall(control, data[sent:])
+
+    def kill(self, child: Child) -> None:
         """Kill a process that `launch` returned and that has not ended, with all that descends from it."""
-        if spare.cgroup:
-            self.cgroups.kill(spare.cgroup)
+        if child.cgroup:
+            self.cgroups.kill(child.cgroup)
         else:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(spare.pid, signal.SIGKILL)
+                os.killpg(child.pid, signal.SIGKILL)
 
     def release(self, cgroup: str) -> None:
         """Remove `cgroup` now, or when the last process in it has ended."""
@@ -106,54 +155,13 @@ class Launcher:
             self._lingering.add(cgroup)
 
     def close(self) -> None:
-        """Let the spawner and the spares go."""
-        if self._control:
-            self._control.close()
-        for spare in self._spares:
-            spare.link.close()
+        """Let the spawner go."""
+        self._drop_spawner()
 
-    async def _hand_over(self, spare: Spare, program: Program, fds: Sequence[int]) -> bytes:
-        """Give the command to the spare; return what it says went wrong, or nothing."""
-        loop = asyncio.get_running_loop()
-        body = marshal.dumps(
-            (program.user, program.cwd, program.programs, program.argv, program.env)
-        )
-        data = len(body).to_bytes(4, "big") + body
-        sent = socket.send_fds(spare.link, [data], list(fds))
-        if sent < len(data):
-            await loop.sock_sendall(spare.link, data[sent:])
-        return await loop.sock_recv(spare.link, 64)
+    # The spawner
 
-    async def _take(self) -> Spare:
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + _START_LIMIT_S
-        while not self._spares:
-            self._refill()
-            waiter = loop.create_future()
-            self._waiters.append(waiter)
-            timer = loop.call_at(deadline, _fail_late, waiter)
-            try:
-                await waiter
-            finally:
-                timer.cancel()
-                with contextlib.suppress(ValueError):
-                    self._waiters.remove(waiter)
-        return self._spares.popleft()
-
-    def _refill(self) -> None:
-        wanted = SPARES + len(self._waiters) - len(self._spares) - self._asked
-        if self._control is None:
-            self._start_spawner()
-        assert self._control is not None
-        for _ in range(wanted):
-            try:
-                self._control.send(b"+")
-            except OSError:  # full, or the spawner is dying: its end makes us start another
-                return
-            self._asked += 1
-
-    def _start_spawner(self) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    def _start_spawner(self) -> socket.socket:
+        ours, theirs = socket.socketpair()
         ours.setblocking(False)
         script = str(Path(__file__).with_name("spawner.py"))
         fd = os.dup(theirs.fileno())
@@ -162,46 +170,64 @@ class Launcher:
         try:
             self._spawner_pid = os.posix_spawn(
                 sys.executable,
-                [sys.executable, "-I", "-S", script, str(fd), str(self.cgroups.parent or "")],
+                [sys.executable, "-I", "-S", script, str(fd), str(self.cgroups.home or "")],
                 {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "LANG": "C.UTF-8"},
             )
         finally:
             os.close(fd)
-        self._control, self._asked = ours, 0
-        asyncio.get_running_loop().add_reader(ours.fileno(), self._on_spare, ours)
+        self._control, self._received = ours, b""
+        asyncio.get_running_loop().add_reader(ours.fileno(), self._on_readable)
+        return ours
 
-    def _on_spare(self, control: socket.socket) -> None:
+    def _on_readable(self) -> None:
+        """Take what the spawner says; a command's end is told after its start."""
+        control = self._control
+        if control is None:
+            return
         try:
-            data, fds, _, _ = socket.recv_fds(control, 4096, 1)
+            data = control.recv(1 << 16)
         except BlockingIOError:
             return
         except OSError:
-            data, fds = b"", []
+            data = b""
+        self._received += data
+        size = spawner.RECORD.size
+        while len(self._received) >= size:
+            record, self._received = self._received[:size], self._received[size:]
+            self._take(*spawner.RECORD.unpack(record))
         if not data:
             self._drop_spawner()
-            return
-        self._asked = max(0, self._asked - 1)
-        pid, _, cgroup = data.partition(b" ")
-        os.set_inheritable(fds[0], False)
-        link = socket.socket(fileno=fds[0])
-        link.setblocking(False)
-        if pid:
-            self._spares.append(Spare(int(pid), os.fsdecode(cgroup), link))
-            waiting = next((waiter for waiter in self._waiters if not waiter.done()), None)
-            if waiting:
-                waiting.set_result(None)
-        else:
-            link.close()
-            self._refill()
+        elif self._lingering:
+            self._remove_lingering()
+
+    def _take(self, kind: bytes, value: int, more: int) -> None:
+        if kind == spawner.ENDED:
+            self._ended(value, more)
+        elif self._asked and not self._asked.answer.done():
+            if kind == spawner.STARTED:
+                self._on_exit[value] = self._asked.on_exit
+            self._asked.answer.set_result((kind, value, more))
+
+    def _give_up(self) -> None:
+        """End a spawner that does not answer; who waits is told."""
+        if self._spawner_pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._spawner_pid, signal.SIGKILL)
+        self._drop_spawner()
 
     def _drop_spawner(self) -> None:
         if self._control:
             asyncio.get_running_loop().remove_reader(self._control.fileno())
             self._control.close()
             self._control = None
-            self._asked = 0
+        if self._asked and not self._asked.answer.done():
+            self._asked.answer.set_exception(ConnectionResetError("the spawner is gone"))
+
+    # The ends of processes
 
     def _reap(self) -> None:
+        """Reap our own children: the spawner, orphans, and what a spawner that died has left us."""
+        is_orphaned = False
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -210,38 +236,43 @@ class Launcher:
             if not pid:
                 break
             if pid == self._spawner_pid:
-                self._drop_spawner()
-                asyncio.get_running_loop().call_later(0.2, self._refill)
-            for spare in [s for s in self._spares if s.pid == pid]:
-                self._spares.remove(spare)
-                spare.link.close()
-                self.release(spare.cgroup)
-            on_exit = self._on_exit.pop(pid, None)
-            if on_exit:
-                on_exit(status)
+                is_orphaned = True
+            self._ended(pid, status)
+        if is_orphaned:
+            self._spawner_gone()
+        self._remove_lingering()
+
+    def _spawner_gone(self) -> None:
+        """After the spawner died: whoever is not our child now had ended before, and nobody told how."""
+        self._spawner_pid = 0
+        while self._control is not None:  # what it had still said
+            self._on_readable()
+        for pid in list(self._on_exit):
+            try:
+                os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                self._ended(pid, None)
+
+    def _ended(self, pid: int, status: int | None) -> None:
+        on_exit = self._on_exit.pop(pid, None)
+        if on_exit:
+            on_exit(status)
+
+    def _remove_lingering(self) -> None:
         self._lingering = {group for group in self._lingering if not self.cgroups.remove(group)}
 
 
-def _fail_late(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():
-        waiter.set_exception(AgentError(errors.FAILED, "the agent cannot make processes"))
-
-
-def _refusal(failure: bytes, program: Program) -> AgentError:
-    step, _, number = failure.decode("ascii", "replace").partition(" ")
-    reason = os.strerror(int(number)) if number.isdigit() else failure.decode("ascii", "replace")
+def _refusal(step: str, number: int, program: Program) -> AgentError:
     what = {
         "cwd": f"the working directory {os.fsdecode(program.cwd)!r} cannot be entered",
         "program": f"the program {os.fsdecode(program.argv[0])!r} cannot be run",
         "user": "the user cannot be taken on",
     }.get(step, "the command cannot be started")
-    code = errors.FAILED if step in ("user", "stdio") else errors.INVALID
-    if number == str(errno.E2BIG):
+    code = errors.FAILED if step in ("user", "cgroup") else errors.INVALID
+    if number == errno.E2BIG:
         code, what = (
             errors.LIMIT,
             "the command and its environment are too long for the guest's kernel",
         )
-    facts = (
-        {"step": step, "errno": errno.errorcode.get(int(number), "")} if number.isdigit() else {}
-    )
-    return AgentError(code, f"{what}: {reason}", **facts)
+    name = errno.errorcode.get(number, str(number))
+    return AgentError(code, f"{what}: {os.strerror(number)}", step=step, errno=name)

@@ -12,7 +12,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from torpor_guest import __version__, device
+from torpor_guest import __version__, device, protocol
 from torpor_guest.cgroups import Cgroups
 from torpor_guest.execs import Execs
 from torpor_guest.freezer import Freezer
@@ -32,6 +32,7 @@ from torpor_guest.users import IMAGE_FILE, Image
 
 STATE_DIR = "/var/lib/torpor"
 RUN_DIR = "/run/torpor"
+_NICE = -10
 
 _log = logging.getLogger("torpor")
 
@@ -39,6 +40,7 @@ _log = logging.getLogger("torpor")
 def main(kernel: Kernel | None = None) -> None:
     """Run the agent until it is told to stop; ends the process."""
     args = _parse(sys.argv[1:])
+    protocol.MANY_ESCAPES = 0
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="torpor-agent: %(message)s")
     for handler in logging.getLogger().handlers:
         HeldLog(DISK, handler)
@@ -87,6 +89,7 @@ async def _run(args: Options, kernel: Kernel) -> int:
     freezer = Freezer(kernel, DISK)
     freezer.recover()
     cgroups = Cgroups.open(args.cgroup)
+    _go_first()
     launcher = Launcher(cgroups)
     launcher.start()
     _raise_file_limit()  # after the spawner has started: commands keep the usual one
@@ -151,6 +154,16 @@ def _make_run_dir(kernel: Kernel) -> None:
         kernel.path(RUN_DIR).mkdir(mode=0o755, parents=True, exist_ok=True)
     except OSError as exc:  # not root: then there is no freezing and no renewal either
         _log.error("%s", exc)
+
+
+def _go_first() -> None:
+    """Be served before others on the CPU: the host waits for us, most of all when the machine has just come back
+    and everything in it wakes up at once. Commands have the usual priority (see `spawner`)."""
+    with contextlib.suppress(OSError):  # not root
+        os.setpriority(os.PRIO_PROCESS, 0, _NICE)
+    # where the kernel shares the CPU among sessions, the above counts within ours only
+    with contextlib.suppress(OSError):
+        Path("/proc/self/autogroup").write_text(str(_NICE))
 
 
 def _raise_file_limit() -> None:

@@ -29,19 +29,19 @@ class Programs:
             AgentError: it could not be started, or ran too long and was killed with all it had started.
         """
         loop = asyncio.get_running_loop()
-        ended: asyncio.Future[int] = loop.create_future()
+        ended: asyncio.Future[int | None] = loop.create_future()
         read, write = os.pipe()
         os.set_blocking(read, False)
         null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
         output = _Output(read)
 
-        def on_exit(status: int) -> None:
+        def on_exit(status: int | None) -> None:
             if not ended.done():
                 ended.set_result(status)
 
         try:
             try:
-                spare = await self._launcher.launch(
+                child = await self._launcher.launch(
                     _program(argv, env or {}), (null, write, write), on_exit
                 )
             finally:
@@ -52,14 +52,17 @@ class Programs:
                 await asyncio.wait([ended], timeout=timeout_s)
             finally:
                 if not ended.done():
-                    self._launcher.kill(spare)
-                self._launcher.release(spare.cgroup)
+                    self._launcher.kill(child)
+                self._launcher.release(child.cgroup)
             if not ended.done():
                 raise AgentError(
                     errors.TIMEOUT, f"{' '.join(argv)} ran longer than {timeout_s:g} s"
                 )
+            status = ended.result()
+            if status is None:
+                raise AgentError(errors.FAILED, f"the end of {' '.join(argv)} is not known")
             output.take()
-            return os.waitstatus_to_exitcode(ended.result()), output.text
+            return os.waitstatus_to_exitcode(status), output.text
         finally:
             loop.remove_reader(read)
             os.close(read)

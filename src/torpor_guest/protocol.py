@@ -65,7 +65,9 @@ _U32 = struct.Struct("!I")
 _OVERHEAD = _HEADER.size + _U32.size
 _MAX_ESCAPED = 2 * (MAX_PAYLOAD + _OVERHEAD)
 _FLAG = b"~"
-_MANY_ESCAPES = 2048
+MANY_ESCAPES = 2048
+"""Escapes in a frame from which on another way to undo them is faster. On an emulated CPU it always is: the agent
+sets this to 0."""
 
 
 class ProtocolError(Exception):
@@ -159,7 +161,7 @@ def _unescape(raw: bytes) -> bytes:
     escapes = raw.count(b"}")
     if not escapes:
         return raw
-    if escapes > _MANY_ESCAPES:
+    if escapes > MANY_ESCAPES:
         return raw.replace(b"}^", b"~").replace(b"}]", b"}")
     # The same, two to three times as fast where escapes are as rare as in random bytes. What follows a `}` and is
     # neither `^` nor `]` is no frame of ours; its CRC tells.

@@ -11,7 +11,7 @@ import os
 import signal
 
 from torpor_guest import proctree
-from torpor_guest.launcher import Launcher, Program, Spare
+from torpor_guest.launcher import Child, Launcher, Program
 from torpor_guest.threads import in_own_thread
 
 TAIL_BYTES = 2000
@@ -28,7 +28,7 @@ class Tether:
         self._launcher = launcher
         self._marker = marker
         self._loop = asyncio.get_running_loop()
-        self._spare: Spare | None = None
+        self._child: Child | None = None
         self._stdin = -1
         self._outputs: list[int] = []
         self._tail = bytearray()
@@ -112,19 +112,19 @@ class Tether:
     async def kill(self) -> None:
         """Kill it with its whole tree, and wait for its end."""
         self.let_go()
-        if self._spare is None or not self.is_running:
+        if self._child is None or not self.is_running:
             return
-        if self._spare.cgroup:
-            self._launcher.cgroups.kill(self._spare.cgroup)
+        if self._child.cgroup:
+            self._launcher.cgroups.kill(self._child.cgroup)
         else:
-            await in_own_thread(proctree.kill_tree, self._spare.pid, self._marker)
+            await in_own_thread(proctree.kill_tree, self._child.pid, self._marker)
         await asyncio.wait([self._status], timeout=_REAP_S)
 
     def terminate(self) -> None:
         """Ask it, and its process group, to end."""
-        if self._spare is not None and self.is_running:
+        if self._child is not None and self.is_running:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._spare.pid, signal.SIGTERM)
+                os.killpg(self._child.pid, signal.SIGTERM)
 
     async def _launch(self, program: Program, fds: tuple[int, int, int]) -> None:
         """Launch it. When cancelled, first see whether something was started, so that it can be killed."""
@@ -136,18 +136,19 @@ class Tether:
             raise
         finally:
             if launching.done() and not launching.cancelled() and not launching.exception():
-                self._spare = launching.result()
+                self._child = launching.result()
                 if self._status.done():  # it ended before we knew its group
-                    self._launcher.release(self._spare.cgroup)
+                    self._launcher.release(self._child.cgroup)
 
-    def _on_exit(self, status: int) -> None:
+    def _on_exit(self, status: int | None) -> None:
         for fd in self._outputs:
             self._take(fd)
         self._close()
-        if self._spare is not None:
-            self._launcher.release(self._spare.cgroup)
+        if self._child is not None:
+            self._launcher.release(self._child.cgroup)
         if not self._status.done():
-            self._status.set_result(status)
+            # how it ended may not be known; then it counts as killed, not as having done its work
+            self._status.set_result(signal.SIGKILL if status is None else status)
         self._put(None)
 
     def _take(self, fd: int) -> None:

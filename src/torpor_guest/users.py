@@ -6,8 +6,9 @@ import grp
 import json
 import os
 import pwd
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,12 +57,21 @@ class User:
     home: str
     shell: str
 
+    groups: tuple[int, ...] = ()
+
     @property
     def credentials(self) -> tuple[int, int, list[int]] | None:
         """uid, gid and groups to take on; None when that is who we are or all we can be."""
         if os.geteuid() != 0:
             return None
-        return self.uid, self.gid, os.getgrouplist(self.name, self.gid)
+        return self.uid, self.gid, list(self.groups)
+
+
+_KNOWN_S = 5.0
+_KNOWN_MOST = 64
+_FILES = ("/etc/passwd", "/etc/group", "/etc/nsswitch.conf")
+_known: dict[Any, tuple[float, Any, User]] = {}
+"""Users that were looked up a moment ago: commands come in bursts, and a look-up reads several files."""
 
 
 def find_user(wanted: str | None) -> User:
@@ -70,6 +80,30 @@ def find_user(wanted: str | None) -> User:
     Raises:
         AgentError: there is no such user, or only root could become it.
     """
+    now, stamp = time.monotonic(), _stamp()
+    known = _known.get(wanted)
+    if known and now - known[0] < _KNOWN_S and known[1] == stamp:
+        return known[2]
+    user = _look_up(wanted)
+    if len(_known) > _KNOWN_MOST:
+        _known.clear()
+    _known[wanted] = (now, stamp, user)
+    return user
+
+
+def _stamp() -> tuple[tuple[int, int, int], ...]:
+    """Return what changes when the files with the users do."""
+    found = []
+    for path in _FILES:
+        try:
+            seen = os.stat(path)
+        except OSError:
+            continue
+        found.append((seen.st_ino, seen.st_mtime_ns, seen.st_size))
+    return tuple(found)
+
+
+def _look_up(wanted: str | None) -> User:
     if wanted is None:
         user = _by_uid(os.geteuid())
     elif wanted.isdigit() and int(wanted) < 1 << 32:
@@ -83,7 +117,9 @@ def find_user(wanted: str | None) -> User:
         raise AgentError(
             errors.INVALID, f"the agent is not root and cannot run as user {user.name!r}"
         )
-    return user
+    if os.geteuid() != 0:
+        return user
+    return replace(user, groups=tuple(os.getgrouplist(user.name, user.gid)))
 
 
 _user_names: dict[int, str] = {}

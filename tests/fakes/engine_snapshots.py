@@ -16,6 +16,7 @@ from torpor.errors import (
     GuestFailed,
     InsufficientResources,
     InvalidRequest,
+    QuiesceFailed,
     SnapshotUnusable,
     TorporError,
     WrongState,
@@ -34,6 +35,7 @@ from torpor.model import (
     SnapshotInfo,
     SnapshotReason,
 )
+from torpor.model_quiesce import HookResult, QuiesceReport, QuiesceSpec
 from torpor.sandboxes.claims import Claim, Claims
 from torpor.sandboxes.missing import no_snapshot
 
@@ -78,16 +80,36 @@ class FakeSnapshots:
         label: str | None = None,
         consistency: Consistency = "filesystem",
         metadata: Mapping[str, str] | None = None,
-        quiesce: object = None,
+        quiesce: QuiesceSpec | None = None,
         snapshot_id: SnapshotId | None = None,
     ) -> SnapshotInfo:
-        if consistency == "application":
-            raise InvalidRequest("consistency is 'application'; 'crash' or 'filesystem' is wanted")
+        report = self._quiesced(sandbox_id, consistency, quiesce)
         if any(p.info.label == label for p in self._of(sandbox_id)) and label is not None:
             raise Conflict(f"sandbox {sandbox_id} has a snapshot with the label {label!r} already")
         return self._take(
-            sandbox_id, "snapshot", label, consistency, metadata or {}, snapshot_id=snapshot_id
+            sandbox_id, "snapshot", label, consistency, metadata or {}, report, snapshot_id
         )
+
+    def _quiesced(
+        self, sandbox_id: SandboxId, consistency: Consistency, quiesce: QuiesceSpec | None
+    ) -> QuiesceReport | None:
+        """Say what comes of quiescing: a hook whose `hold` is `false` fails; nothing else does."""
+        if consistency != "application":
+            if quiesce is not None:
+                raise InvalidRequest("quiesce is for consistency 'application'")
+            return None
+        self._need(sandbox_id, S.RUNNING)
+        spec = quiesce or QuiesceSpec()
+        report = _rehearsed(spec)
+        if not report.held and spec.on_failure == "refuse":
+            raise QuiesceFailed(f"no snapshot was taken: {report.reason}", hook="app")
+        return report
+
+    async def test_quiesce(
+        self, sandbox_id: SandboxId, quiesce: QuiesceSpec | None = None
+    ) -> QuiesceReport:
+        self._need(sandbox_id, S.RUNNING)
+        return _rehearsed(quiesce or QuiesceSpec())
 
     def _take(
         self,
@@ -96,8 +118,11 @@ class FakeSnapshots:
         label: str | None = None,
         consistency: Consistency = "filesystem",
         metadata: Mapping[str, str] | None = None,
+        report: QuiesceReport | None = None,
         snapshot_id: SnapshotId | None = None,
     ) -> SnapshotInfo:
+        if report is not None and not report.held:
+            consistency = "filesystem"
         self._need(sandbox_id, S.RUNNING, S.PAUSED, S.HIBERNATED)
         if self.will_not_freeze:
             raise GuestFailed("the file systems could not be frozen", hint="look into its log")
@@ -123,6 +148,7 @@ class FakeSnapshots:
             size_bytes=LAYER_BYTES,
             pause_ms=12.5,
             metadata=dict(metadata or {}),
+            quiesce=report,
             env_names=found.info.env_names,
             workspace=found.info.workspace,
         )
@@ -275,13 +301,14 @@ class FakeSnapshots:
         sandbox_id: SandboxId,
         *,
         consistency: Consistency = "filesystem",
-        quiesce: object = None,
+        quiesce: QuiesceSpec | None = None,
     ) -> SnapshotInfo:
         self.claims.check(sandbox_id, "hibernate")
         found = self._found(sandbox_id)
         if found.info.state is not S.HIBERNATED:
             self._need(sandbox_id, S.RUNNING, S.PAUSED)
-            self._take(sandbox_id, "hibernate")
+            report = self._quiesced(sandbox_id, consistency, quiesce)
+            self._take(sandbox_id, "hibernate", None, consistency, None, report)
             ends = found.info.expires_at
             left = None if ends is None else (ends - datetime.now(UTC)).total_seconds()
             found.info = replace(
@@ -406,3 +433,29 @@ def _copy(guest: FakeGuest) -> FakeGuest:
     fresh.files = copy.deepcopy(guest.files)
     fresh.execs = dict(guest.execs)
     return fresh
+
+
+def _rehearsed(spec: QuiesceSpec) -> QuiesceReport:
+    hooks = [
+        HookResult(
+            name=hook.name,
+            kind=hook.kind,
+            required=hook.required,
+            state="failed" if hook.hold == "false" else "held",
+            failed_phase="hold" if hook.hold == "false" else "",
+            message="hold ended with status 1" if hook.hold == "false" else "",
+            hold_ms=2.0,
+            held_ms=12.0,
+        )
+        for hook in spec.hooks
+    ]
+    hooks.append(HookResult(name="sqlite", kind="sqlite", required=True, state="held"))
+    bad = next((hook for hook in hooks if hook.required and hook.state == "failed"), None)
+    return QuiesceReport(
+        held=bad is None,
+        reason=f"hook {bad.name}: {bad.message}" if bad else "",
+        confirmed="no" if bad else "after",
+        hooks=tuple(hooks),
+        versions=dict.fromkeys(spec.versions, "1.0"),
+        cursor="42" if spec.cursor else None,
+    )

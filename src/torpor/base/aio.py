@@ -12,8 +12,10 @@ import anyio
 T = TypeVar("T")
 
 
-async def finish(cleanup: Coroutine[Any, Any, None], *, within_s: float) -> None:
+async def finish(cleanup: Coroutine[Any, Any, None], *, within_s: float | None) -> None:
     """Run `cleanup` to its end, at most `within_s` seconds, however often the caller is cancelled.
+
+    None is for what a thread does to the disk: it cannot be broken off, and until it has ended nobody knows what is so.
 
     A cancellation that arrives meanwhile is raised again afterwards. The shield keeps anyio's scopes,
     which a streaming response runs in, from cancelling each await of the cleanup again.

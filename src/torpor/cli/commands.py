@@ -27,6 +27,7 @@ COMMANDS: dict[str, Lazy] = {
     "ttl": Lazy("torpor.cli.sandboxes", "ttl", "Say when a sandbox is to end."),
     "snapshot": Lazy("torpor.cli.snapshots", "app", "Take a snapshot, and look after snapshots."),
     "snapshots": Lazy("torpor.cli.snapshots", "ls", "List snapshots, newest first."),
+    "quiesce": Lazy("torpor.cli.quiesce", "app", "Try the hooks that bring programs to rest."),
     "restore": Lazy("torpor.cli.moves", "restore", "Make a new sandbox from a snapshot."),
     "rollback": Lazy("torpor.cli.moves", "rollback", "Put a sandbox back to a snapshot."),
     "fork": Lazy("torpor.cli.moves", "fork", "Make several sandboxes of one, or of a snapshot."),

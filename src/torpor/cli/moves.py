@@ -12,10 +12,18 @@ from torpor.cli.app import tell
 from torpor.cli.find import SandboxArg, find
 from torpor.cli.find_snapshot import SnapshotArg, find_snapshot, find_source
 from torpor.cli.output import AsJson, pairs, print_json
+from torpor.cli.quiesce import (
+    Consistent,
+    OnFailure,
+    QuiesceFile,
+    consistency_of,
+    on_failure,
+    read_quiesce,
+)
 from torpor.errors import InvalidRequest, TorporError, error_to_wire
 
 if TYPE_CHECKING:
-    from torpor.model import SandboxInfo
+    from torpor.model import SandboxInfo, SnapshotInfo
     from torpor.sdk.snapshot_results import RestoreOptions
     from torpor.sdk.sync_sandbox import Sandbox
 
@@ -149,12 +157,27 @@ def fork(
         raise typer.Exit(errors[0].exit_code)
 
 
-def hibernate(sandboxes: Sandboxes, as_json: AsJson = False) -> None:
+def hibernate(
+    sandboxes: Sandboxes,
+    consistency: Consistent = "filesystem",
+    quiesce: QuiesceFile = None,
+    on_quiesce_failure: OnFailure = None,
+    as_json: AsJson = False,
+) -> None:
     """Put sandboxes to sleep, which frees all their CPU and RAM; print where each sleeps.
 
     Any command or file request wakes a sandbox by itself.
     """
-    _each(sandboxes, as_json, lambda sandbox: sandbox.hibernate().info, "asleep at {0.id}")
+    wanted, hooks, policy = (
+        consistency_of(consistency),
+        read_quiesce(quiesce),
+        on_failure(on_quiesce_failure),
+    )
+
+    def sleep(sandbox: Sandbox) -> SnapshotInfo:
+        return sandbox.hibernate(consistency=wanted, quiesce=hooks, on_quiesce_failure=policy).info
+
+    _each(sandboxes, as_json, sleep, "asleep at {0.id}")
 
 
 def wake(sandboxes: Sandboxes, as_json: AsJson = False) -> None:

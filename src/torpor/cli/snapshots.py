@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -20,12 +20,24 @@ from torpor.cli.output import (
     print_facts,
     print_json,
     print_table,
+    visible,
 )
-from torpor.errors import DataDamaged, InvalidRequest
+from torpor.cli.quiesce import (
+    Consistent,
+    OnFailure,
+    QuiesceFile,
+    consistency_of,
+    on_failure,
+    print_report,
+    read_quiesce,
+)
+from torpor.errors import DataDamaged
 
 if TYPE_CHECKING:
-    from torpor.model import Consistency
+    from torpor.model import SnapshotInfo
     from torpor.sdk.sync_snapshots import Snapshot
+
+_HOOKS_SHOWN = 3
 
 
 class _CreateUnlessNamed(TyperGroup):
@@ -62,9 +74,9 @@ def create(
     label: Annotated[
         str | None, typer.Option(help="A name, unique among the sandbox's snapshots.")
     ] = None,
-    consistency: Annotated[
-        str, typer.Option(help="`filesystem` (frozen while captured) or `crash` (synced).")
-    ] = "filesystem",
+    consistency: Consistent = "filesystem",
+    quiesce: QuiesceFile = None,
+    on_quiesce_failure: OnFailure = None,
     metadata: Annotated[
         list[str] | None, typer.Option("-m", "--metadata", metavar="KEY=VALUE", help="Your labels.")
     ] = None,
@@ -73,24 +85,18 @@ def create(
     """Take a snapshot of a whole sandbox, which goes on, and print the snapshot's id."""
     taken = find(sandbox).snapshot(
         label=label,
-        consistency=_consistency(consistency),
+        consistency=consistency_of(consistency),
         metadata=pairs(metadata or [], "--metadata"),
+        quiesce=read_quiesce(quiesce),
+        on_quiesce_failure=on_failure(on_quiesce_failure),
     )
     if taken.consistency != consistency:
+        why = taken.quiesce.reason if taken.quiesce else "the sandbox stood still"
         print(
-            f"note: it is {taken.consistency}-consistent: the sandbox stood still", file=sys.stderr
+            f"note: it is {taken.consistency}-consistent: {visible(why)}",
+            file=sys.stderr,
         )
     print_json(taken.info) if as_json else print(taken.id)
-
-
-def _consistency(text: str) -> Consistency:
-    from torpor.model import Consistency
-
-    if text not in get_args(Consistency):
-        raise InvalidRequest(
-            f"--consistency {text!r} is not known", hint="--consistency filesystem|crash"
-        )
-    return cast("Consistency", text)
 
 
 @app.command("ls")
@@ -119,7 +125,7 @@ def ls(
                     s.label,
                     s.sandbox_id,
                     s.reason,
-                    s.consistency,
+                    _had(s.info),
                     format_bytes(s.size_bytes),
                     f"{s.pause_ms:.0f} ms",
                     age(s.created_at),
@@ -128,6 +134,17 @@ def ls(
             ],
             empty="no snapshots; `torpor snapshot SANDBOX` takes one",
         )
+
+
+def _had(info: SnapshotInfo) -> str:
+    """Return its consistency, with the hooks that held, or that it was to be more."""
+    if info.quiesce is None:
+        return info.consistency
+    if not info.quiesce.held:
+        return f"{info.consistency} (not application)"
+    names = [hook.name for hook in info.quiesce.hooks if hook.state == "held"]
+    more = f" +{len(names) - _HOOKS_SHOWN}" if len(names) > _HOOKS_SHOWN else ""
+    return f"{info.consistency} ({', '.join(names[:_HOOKS_SHOWN])}{more})"
 
 
 def _of(text: str) -> list[Snapshot]:
@@ -156,12 +173,16 @@ def show(snapshot: SnapshotArg, as_json: AsJson = False) -> None:
     facts["size"] = format_bytes(info.size_bytes)
     facts["pause"] = f"{info.pause_ms:.1f} ms"
     facts["metadata"] = ", ".join(f"{key}={value}" for key, value in info.metadata.items()) or None
+    del facts["quiesce"]
     facts["created_at"] = f"{info.created_at:%Y-%m-%d %H:%M:%S} UTC, {age(info.created_at)} ago"
     facts["env"] = ", ".join(info.env_names) or None
     facts["protected"] = "; ".join(info.protected) or None
     for name in ("ram_mib", "disk_gib", "size_bytes", "pause_ms", "env_names"):
         del facts[name]
     print_facts(facts)
+    if info.quiesce is not None:
+        print()
+        print_report(info.quiesce)
 
 
 @app.command("rm")

@@ -8,7 +8,7 @@ there is, so only the new disk and a reserve must fit into what is free now.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,10 +67,15 @@ def is_default(sizes: Sizes, template: TemplateInfo) -> bool:
 
 
 def check_room(
-    sizes: Sizes, others: Iterable[SandboxInfo], home: Path, meminfo: Path = Path("/proc/meminfo")
+    sizes: Sizes,
+    others: Iterable[SandboxInfo],
+    home: Path,
+    meminfo: Path = Path("/proc/meminfo"),
+    *,
+    boots_mib: Collection[int] = (),
 ) -> None:
-    """Raise `InsufficientResources`, with the numbers, unless the host has room for `sizes`."""
-    check_memory(sizes.ram_mib, others, meminfo)
+    """Raise `InsufficientResources`, with the numbers, unless the host has room for `sizes`. See `check_memory`."""
+    check_memory(sizes.ram_mib, others, meminfo, boots_mib=boots_mib)
     free = free_bytes(home)
     need = sizes.disk_gib * GIB + DISK_RESERVE_BYTES
     if need > free:
@@ -84,12 +89,20 @@ def check_room(
 
 
 def check_memory(
-    ram_mib: int, others: Iterable[SandboxInfo], meminfo: Path = Path("/proc/meminfo")
+    ram_mib: int,
+    others: Iterable[SandboxInfo],
+    meminfo: Path = Path("/proc/meminfo"),
+    *,
+    boots_mib: Collection[int] = (),
 ) -> None:
-    """Raise `InsufficientResources`, with the numbers, unless the host has memory for one machine more."""
+    """Raise `InsufficientResources`, with the numbers, unless the host has memory for one machine more.
+
+    `boots_mib` is the memory of machines that are no sandboxes': templates that boot.
+    """
     total_mib, available_mib = _memory_mib(meminfo)
     need_mib = ram_mib + VMM_OVERHEAD_MIB
-    taken_mib = sum(o.ram_mib + VMM_OVERHEAD_MIB for o in others if o.state in WITH_MACHINE)
+    taken = [*boots_mib, *(o.ram_mib for o in others if o.state in WITH_MACHINE)]
+    taken_mib = sum(taken) + len(taken) * VMM_OVERHEAD_MIB
     left_mib = min(total_mib - HOST_RESERVE_MIB - taken_mib, available_mib - HOST_RESERVE_MIB)
     if need_mib > left_mib:
         raise InsufficientResources(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 from torpor.base.aio import finish
@@ -25,6 +26,10 @@ class TemplateBooter:
     def __init__(self, driver: Driver, connect_guest: ConnectGuest) -> None:
         self._driver = driver
         self._connect_guest = connect_guest
+        self.memory_for_boot: Callable[[int], AbstractAsyncContextManager[None]] = lambda _: (
+            contextlib.nullcontext()
+        )
+        """See `Parts.memory_for_boot`."""
 
     @contextlib.asynccontextmanager
     async def __call__(self, image: Template, work: Path) -> AsyncIterator[Guest]:
@@ -33,10 +38,15 @@ class TemplateBooter:
         On leaving, the machine has ended: by itself, or, when the body failed, by force.
 
         Raises:
+            InsufficientResources: the host has no memory for it.
             GuestUnreachable: the agent did not answer; the message has the end of the console.
             VmmFailed: QEMU did not start, or the machine did not power off in time.
         """
-        folder = work
+        async with self.memory_for_boot(image.info.ram_mib), self._booted(image, work) as guest:
+            yield guest
+
+    @contextlib.asynccontextmanager
+    async def _booted(self, image: Template, folder: Path) -> AsyncIterator[Guest]:
         await asyncio.to_thread(files.make_folder, folder)
         spec = MachineSpec(
             vcpus=image.info.vcpus,

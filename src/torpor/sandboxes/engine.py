@@ -9,6 +9,7 @@ import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -73,6 +74,7 @@ from torpor.sandboxes.requests import (
     check_idle,
     check_lease,
     check_memory_choice,
+    check_quiesce,
     check_restore,
     check_snapshot,
     check_snapshot_id,
@@ -119,6 +121,7 @@ def open_engine(home: Home) -> Engine:
     database = Database.open(home.database)
     driver = QemuDriver()
     setting = os.environ.get("TORPOR_MEMORY_EMBEDDER", "auto")
+    booter = TemplateBooter(driver, connect)
     parts = Parts(
         memory=MemoryService(
             os.environ.get("TORPOR_MEMORY_URL") or home.memory,
@@ -128,14 +131,16 @@ def open_engine(home: Home) -> Engine:
         rows=SandboxRows(database),
         layers=LayerStore(home),
         driver=driver,
-        templates=TemplateStore(home, TemplateBooter(driver, connect)),
+        templates=TemplateStore(home, booter),
         connect_guest=connect,
         clock=SystemClock(),
         quota=quota,
         protections=Protections(ProtectionRows(database)),
         report=lambda name, exc: log.error("%s: %s", name, exc, exc_info=exc),
     )
-    return Engine(parts)
+    engine = Engine(parts)
+    booter.memory_for_boot = parts.memory_for_boot
+    return engine
 
 
 class Engine:
@@ -145,8 +150,11 @@ class Engine:
         self._parts = parts
         parts.images_in_use = self._images_in_use
         parts.memory_for = self._memory_for
+        parts.memory_for_boot = self._memory_for_boot
         self._tasks: dict[SandboxId, SandboxTask] = {}
         self._admission = asyncio.Lock()
+        self._boots_mib: list[int] = []
+        """Memory of the templates' machines that run now."""
         self._supervisor = Supervisor(parts.report)
         self._warm = WarmTemplates(parts)
         self._memories = AgentMemories(parts.memory, find=self.get, scratch=parts.home.tmp)
@@ -311,7 +319,7 @@ class Engine:
     ) -> SnapshotInfo:
         """Put a sandbox to sleep; return the snapshot at which it sleeps."""
         self._claims.check(sandbox_id, "hibernate")
-        wish = replace(SLEEP, consistency=consistency, quiesce=quiesce_spec(quiesce))
+        wish = replace(SLEEP, consistency=consistency, quiesce=check_quiesce(consistency, quiesce))
         check_snapshot(wish)
         info = await (await self._task(sandbox_id)).hibernate(wish)
         assert info.parent_snapshot is not None
@@ -403,7 +411,7 @@ class Engine:
             label=label,
             consistency=consistency,
             metadata=metadata or {},
-            quiesce=quiesce_spec(quiesce),
+            quiesce=check_quiesce(consistency, quiesce),
             snapshot_id=snapshot_id,
         )
         check_snapshot(wish)
@@ -573,21 +581,38 @@ class Engine:
 
     async def _check_room(self, sizes: Sizes) -> None:
         living = [task.info for task in self._tasks.values()]
+        check = partial(
+            check_room, sizes, living, self._parts.home.root, boots_mib=tuple(self._boots_mib)
+        )
         try:
-            await asyncio.to_thread(check_room, sizes, living, self._parts.home.root)
+            await asyncio.to_thread(check)
         except InsufficientResources as exc:
             need = exc.facts.get("needed_bytes")
             if not isinstance(need, int) or not await make_room(self._parts, need):
                 raise
-            await asyncio.to_thread(check_room, sizes, living, self._parts.home.root)
+            await asyncio.to_thread(check)
 
     @contextlib.asynccontextmanager
     async def _memory_for(self, info: SandboxInfo) -> AsyncIterator[None]:
         """Hold the admission while a machine that slept or had ended is promised its memory again."""
         async with self._admission:
             others = [task.info for task in self._tasks.values() if task.info.id != info.id]
-            await asyncio.to_thread(check_memory, info.ram_mib, others)
+            await asyncio.to_thread(
+                check_memory, info.ram_mib, others, boots_mib=tuple(self._boots_mib)
+            )
             yield
+
+    @contextlib.asynccontextmanager
+    async def _memory_for_boot(self, ram_mib: int) -> AsyncIterator[None]:
+        """Hold the memory of a machine that is no sandbox's, a template that boots, until it has ended."""
+        async with self._admission:
+            living = [task.info for task in self._tasks.values()]
+            await asyncio.to_thread(check_memory, ram_mib, living, boots_mib=tuple(self._boots_mib))
+            self._boots_mib.append(ram_mib)
+        try:
+            yield
+        finally:
+            self._boots_mib.remove(ram_mib)
 
     async def _admit(self, row: SandboxRow) -> SandboxTask:
         """Write the row of a sandbox that the host has room for, and start its task."""
@@ -709,14 +734,26 @@ class Engine:
             except Exception as exc:  # noqa: BLE001 - a full disk, say: the next turn may do better
                 self._parts.report("upkeep", exc)
 
+    async def _watch_folder(self, task: SandboxTask) -> None:
+        """Keep a machine's logs short, and end a VMM that fills the disk."""
+        folder = files.folder_of(self._parts.home, task.info.id)
+        await asyncio.to_thread(files.trim_logs, folder, self._parts.driver.console(folder))
+        vmm = task.machine.vmm
+        if vmm is not None and await asyncio.to_thread(
+            files.is_overfull, folder, task.info.ram_mib
+        ):
+            log.error(
+                "%s: its VMM fills %s, as none of ours does; it is ended", task.info.id, folder
+            )
+            await vmm.kill()
+
     async def keep_house(self) -> None:
         """Do one turn of upkeep."""
         for task in list(self._tasks.values()):
             if task.info.state is SandboxState.DELETED:  # by its TTL
                 await self._forget(task)
             else:
-                folder = files.folder_of(self._parts.home, task.info.id)
-                await asyncio.to_thread(files.trim_console, self._parts.driver.console(folder))
+                await self._watch_folder(task)
             if task.info.state is SandboxState.RUNNING and not task.is_busy:
                 with contextlib.suppress(TorporError):  # at the next turn again
                     await task.go_on()

@@ -10,12 +10,16 @@ from pathlib import Path
 
 from torpor.base.fsio import fsync_dir, open_plain, remove_tree
 from torpor.base.home import Home
+from torpor.base.units import MIB
 from torpor.layers.space import full_disk_told
 from torpor.model import SandboxId
 
 CONSOLE_LIMIT_BYTES = 16 << 20
 """A console log is cut when it is larger: the guest writes it, and must not fill our disk."""
 _CONSOLE_KEEP_BYTES = 1 << 20
+_VMM_FILES_BYTES = 64 * MIB
+_VMM_FILES_MOST = 1000
+"""What lies in a VMM's own folder beside its memory: a log, sockets, the state of its devices."""
 
 
 def folder_of(home: Home, sandbox_id: SandboxId) -> Path:
@@ -50,7 +54,7 @@ async def remove_folder(folder: Path) -> None:
 def read_console(path: Path, offset: int, limit_bytes: int) -> tuple[bytes, int]:
     """Return up to `limit_bytes` of a console log from `offset` on, and where to go on.
 
-    The log belongs to the VMM, so a link in its place is not followed. After a cut (see `trim_console`) the
+    The log belongs to the VMM, so a link in its place is not followed. After a cut (see `trim_logs`) the
     offset starts at the beginning again.
     """
     try:
@@ -74,8 +78,37 @@ def console_tail(path: Path, *, lines: int = 15, limit_bytes: int = 8192) -> str
     return ""
 
 
-def trim_console(path: Path) -> None:
-    """Cut a console log that is over its limit to its last part; QEMU appends, so it writes on behind it."""
+def trim_logs(folder: Path, console: Path) -> None:
+    """Cut what a machine and its VMM log to its last part where it is over its limit. Blocks."""
+    _trim(console)
+    _trim(folder / "vmm.log")
+
+
+def is_overfull(folder: Path, ram_mib: int) -> bool:
+    """Return whether a VMM has put more into its own folder than one has to: its memory, twice, and some files.
+
+    Only one that its guest took over does. Blocks.
+    """
+    allowed = 2 * ram_mib * MIB + _VMM_FILES_BYTES
+    names = 0
+    pending = [folder / "vm"]
+    while pending:
+        try:
+            with os.scandir(pending.pop()) as entries:
+                for entry in entries:
+                    names += 1
+                    allowed -= entry.stat(follow_symlinks=False).st_blocks * 512
+                    if allowed < 0 or names > _VMM_FILES_MOST:
+                        return True
+                    if entry.is_dir(follow_symlinks=False):
+                        pending.append(Path(entry.path))
+        except OSError:  # gone meanwhile, or closed to us
+            continue
+    return False
+
+
+def _trim(path: Path) -> None:
+    """Cut a log that is over its limit to its last part; QEMU appends, so it writes on behind it."""
     try:
         file = open_plain(path, os.O_RDWR)
     except OSError:

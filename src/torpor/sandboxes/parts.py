@@ -61,6 +61,11 @@ class Parts:
     )
     """Enters when the host has memory for that sandbox's machine; its row must say so before leaving. Raises
     `InsufficientResources`. Set by the engine."""
+    memory_for_boot: Callable[[int], AbstractAsyncContextManager[None]] = field(
+        default=lambda _: contextlib.nullcontext()
+    )
+    """Enters when the host has so many MiB for a machine that is no sandbox's, and holds them until it is left. Raises
+    `InsufficientResources`. Set by the engine."""
     quota: Quota = field(default_factory=Quota)
     going: set[SnapshotId] = field(default_factory=set)
     """Snapshots that are being deleted: nothing begins from them any more."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from torpor.base.ids import check_id
 from torpor.errors import InvalidRequest
 from torpor.model import OnTimeout, RestoreSpec, SandboxSpec, SnapshotId
+from torpor.model_quiesce import QuiesceSpec, quiesce_spec
 from torpor.sandboxes.capture import Wish
 
 FORKS_MOST = 100
@@ -47,6 +48,20 @@ def check_snapshot(wish: Wish) -> None:
             hint="use 1 to 128 printable characters",
         )
     _check_pairs({}, wish.metadata or {})
+
+
+def check_quiesce(consistency: str, quiesce: QuiesceSpec | None) -> QuiesceSpec:
+    """Return how the machine's programs are brought to rest, if they are.
+
+    Raises:
+        InvalidRequest: the spec cannot be right, or is given without `consistency="application"`.
+    """
+    if quiesce is not None and consistency != "application":
+        raise InvalidRequest(
+            f"quiesce is for consistency 'application'; {consistency!r} was asked for",
+            hint="ask for consistency=application, or leave quiesce out",
+        )
+    return quiesce_spec(quiesce)
 
 
 def check_snapshot_id(snapshot_id: str) -> SnapshotId:

@@ -101,17 +101,22 @@ class WarmTemplates:
         row = SandboxRow(_info(template, self._parts), layers=layers)
         m = SandboxMachine(replace(self._parts, rows=_NoRows()), row, self._tasks)
         with self._parts.pins.held(layers.active):
-            try:
-                await asyncio.to_thread(files.make_folder, m.folder)
-                await m.make_active(layers)
-                m.vmm = await self._parts.driver.start(m.folder, m.spec(template, layers))
-                guest = await m.guest(self._parts.boot_timeout_s)
-                await m.until_end(guest.settle(timeout_s=_SETTLE_S))
-                reach("warm.settled")
-                await m.until_end(_rehearse(m, guest))
-                return await take(m, Wish(reason="template", go_on=False), paused_before=False)
-            finally:
-                await finish(_clear(m), within_s=60.0)
+            async with self._parts.memory_for_boot(template.info.ram_mib):
+                try:
+                    return await self._captured(template, m)
+                finally:
+                    await finish(_clear(m), within_s=60.0)
+
+    async def _captured(self, template: Template, m: SandboxMachine) -> Manifest:
+        layers = m.row.layers
+        await asyncio.to_thread(files.make_folder, m.folder)
+        await m.make_active(layers)
+        m.vmm = await self._parts.driver.start(m.folder, m.spec(template, layers))
+        guest = await m.guest(self._parts.boot_timeout_s)
+        await m.until_end(guest.settle(timeout_s=_SETTLE_S))
+        reach("warm.settled")
+        await m.until_end(_rehearse(m, guest))
+        return await take(m, Wish(reason="template", go_on=False), paused_before=False)
 
 
 async def _rehearse(m: SandboxMachine, guest: Guest) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from torpor.model import Consistency, MemoryChoice, Network, OnTimeout
+from torpor.model_quiesce import OnQuiesceFailure, QuiesceReport, report_from_json
 from torpor.sdk.client import Client, connection, quote_part
 from torpor.sdk.dual import dual, dual_async_self
 from torpor.sdk.handle import AsyncHandle
@@ -14,7 +15,9 @@ from torpor.sdk.parse import sandbox_info
 from torpor.sdk.snapshot_results import (
     LIFE_LIMIT_S,
     Promotion,
+    Quiesce,
     promotion,
+    quiesce_body,
     restore_body,
     snapshot_info,
 )
@@ -36,27 +39,51 @@ class AsyncMoves(AsyncHandle):
         label: str | None = None,
         consistency: Consistency = "filesystem",
         metadata: Mapping[str, str] | None = None,
+        quiesce: Quiesce = None,
+        on_quiesce_failure: OnQuiesceFailure | None = None,
     ) -> AsyncSnapshot:
         """Take a snapshot of the whole machine, which goes on as it was: running, paused or asleep.
 
         Args:
             label: a name, unique among this sandbox's snapshots.
-            consistency: `filesystem` (frozen while captured) or `crash` (synced).
+            consistency: `filesystem` (frozen while captured), `crash` (synced), or `application`: the machine's
+                programs hold still as well, by hooks, and the snapshot is called so only if they did.
             metadata: your own labels.
+            quiesce: for `application`: the hooks; None: databases that are found, and /etc/torpor/quiesce.d.
+            on_quiesce_failure: `refuse` (the default) or `downgrade`: a lesser snapshot, whose `consistency` and
+                `quiesce` say so.
 
         Raises:
             Conflict: the label is taken.
+            QuiesceFailed: a required hook failed or did not hold; nothing was taken, and all is released.
             GuestFailed: the file systems could not be quieted; nothing was taken.
             InsufficientResources: the disk is full; nothing was taken.
             WrongState: the sandbox is not running, paused or hibernated.
         """
         body = {"label": label, "consistency": consistency, "metadata": dict(metadata or {})}
+        more, more_s = quiesce_body(quiesce, on_quiesce_failure)
         info = snapshot_info(
             await self._connection.call_once(
-                f"{self._path}/snapshots", body=body, limit_s=LIFE_LIMIT_S
+                f"{self._path}/snapshots", body=body | more, limit_s=LIFE_LIMIT_S + more_s
             )
         )
         return AsyncSnapshot(info.id, info, self._client)
+
+    @dual
+    async def test_quiesce(self, *, quiesce: Quiesce = None) -> QuiesceReport:
+        """Bring the machine's programs to rest and release them, without a snapshot: to try hooks.
+
+        The report says what came of each hook; a hook that fails is no error here.
+
+        Raises:
+            WrongState: the sandbox is not running.
+            InvalidRequest, GuestFailed: a hook cannot be right, or the guest cannot do it; nothing was begun.
+        """
+        more, more_s = quiesce_body(quiesce, None)
+        body = await self._connection.call(
+            "POST", f"{self._path}/quiesce/test", body=more, limit_s=LIFE_LIMIT_S + more_s
+        )
+        return report_from_json(body)
 
     @dual
     async def snapshots(self) -> list[AsyncSnapshot]:
@@ -134,13 +161,26 @@ class AsyncMoves(AsyncHandle):
         return await self._moved("rollback", {"snapshot_id": snapshot_id, "memory": memory})
 
     @dual
-    async def hibernate(self) -> AsyncSnapshot:
+    async def hibernate(
+        self,
+        *,
+        consistency: Consistency = "filesystem",
+        quiesce: Quiesce = None,
+        on_quiesce_failure: OnQuiesceFailure | None = None,
+    ) -> AsyncSnapshot:
         """Put the sandbox to sleep, which frees all its CPU and RAM; return where it sleeps. Idempotent.
 
         Any command, file or other request that needs the guest wakes it. Being asleep uses up no TTL.
+        `consistency`, `quiesce` and `on_quiesce_failure` are as of `snapshot`.
         """
+        more, more_s = quiesce_body(quiesce, on_quiesce_failure)
         info = snapshot_info(
-            await self._connection.call("POST", f"{self._path}/hibernate", limit_s=LIFE_LIMIT_S)
+            await self._connection.call(
+                "POST",
+                f"{self._path}/hibernate",
+                body={"consistency": consistency} | more,
+                limit_s=LIFE_LIMIT_S + more_s,
+            )
         )
         return AsyncSnapshot(info.id, info, self._client)
 

@@ -9,6 +9,7 @@ from typing import Any, TypedDict
 
 from torpor.model import Network, OnTimeout, SandboxId, SnapshotId, SnapshotInfo
 from torpor.model_access import DEFAULT_WORKSPACE
+from torpor.model_quiesce import QuiesceSpec, quiesce_spec, report_from_json, spec_to_json
 
 LIFE_LIMIT_S = 600.0
 """Seconds for a machine to be saved or to come back; without hardware virtualisation it can take minutes."""
@@ -24,6 +25,25 @@ class RestoreOptions(TypedDict, total=False):
     on_timeout: OnTimeout
     idle_seconds: int | None
     allow_cold: bool
+
+
+Quiesce = QuiesceSpec | Mapping[str, Any] | None
+"""How programs are brought to rest: a `QuiesceSpec`, or the same as a mapping; None: as is usual."""
+
+
+def quiesce_body(quiesce: Quiesce, on_quiesce_failure: str | None) -> tuple[dict[str, Any], float]:
+    """Return what a request says about quiescing, and how much longer it may take for that.
+
+    Raises:
+        InvalidRequest: it cannot be right.
+    """
+    body: dict[str, Any] = {}
+    if quiesce is not None:
+        body["quiesce"] = spec_to_json(quiesce)
+    if on_quiesce_failure is not None:
+        body["on_quiesce_failure"] = on_quiesce_failure
+    spec = quiesce_spec(quiesce, on_failure=on_quiesce_failure)
+    return body, spec.timeout_seconds + 10.0 * len(spec.versions)
 
 
 def restore_body(
@@ -127,6 +147,7 @@ def snapshot_info(body: Mapping[str, Any]) -> SnapshotInfo:
         size_bytes=body["size_bytes"],
         pause_ms=body["pause_ms"],
         metadata=body["metadata"],
+        quiesce=report_from_json(body["quiesce"]) if body.get("quiesce") else None,
         env_names=tuple(body.get("env_names", ())),
         protected=tuple(body.get("protected") or ()),
         workspace=body.get("workspace", DEFAULT_WORKSPACE),

@@ -20,6 +20,7 @@ from torpor.model import (
     SnapshotInfo,
     SnapshotReason,
 )
+from torpor.model_quiesce import QuiesceReport
 from torpor.sdk import forks
 from torpor.sdk.client import Client, Connection, connection, quote_part, resolved
 from torpor.sdk.dual import dual
@@ -76,6 +77,11 @@ class SnapshotFields(ABC):
     def consistency(self) -> Consistency:
         """What was had, which may be less than what was asked for: `crash`, `filesystem`, `application`."""
         return self.info.consistency
+
+    @property
+    def quiesce(self) -> QuiesceReport | None:
+        """What came of asking the machine's programs to hold still; None: they were not asked."""
+        return self.info.quiesce
 
     @property
     def size_bytes(self) -> int:

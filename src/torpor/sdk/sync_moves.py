@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from torpor.model import Consistency, MemoryChoice, Network, OnTimeout
+from torpor.model_quiesce import OnQuiesceFailure, QuiesceReport
 from torpor.sdk.client import Client
 from torpor.sdk.dual import dual, dual_self
 from torpor.sdk.hold import LEASE_SECONDS, Hold
 from torpor.sdk.loop import loop_thread
 from torpor.sdk.sandbox import AsyncSandbox
-from torpor.sdk.snapshot_results import Promotion
+from torpor.sdk.snapshot_results import Promotion, Quiesce
 from torpor.sdk.sync_handle import Handle
 from torpor.sdk.sync_snapshots import Snapshot
 
@@ -31,19 +32,43 @@ class Moves(Handle):
         label: str | None = None,
         consistency: Consistency = "filesystem",
         metadata: Mapping[str, str] | None = None,
+        quiesce: Quiesce = None,
+        on_quiesce_failure: OnQuiesceFailure | None = None,
     ) -> Snapshot:
         """Take a snapshot of the whole machine, which goes on as it was: running, paused or asleep.
 
+        With `consistency="application"` the machine's programs hold still as well, by hooks (`quiesce`), and
+        the snapshot is called so only if they did; else `on_quiesce_failure` counts: `refuse` or `downgrade`.
+
         Raises:
             Conflict: this sandbox has a snapshot with that label.
+            QuiesceFailed: a required hook failed or did not hold; nothing was taken, and all is released.
             GuestFailed: the file systems could not be quieted; nothing was taken.
             InsufficientResources: the disk is full; nothing was taken.
         """
         return Snapshot(
             loop_thread.run(
-                self._sandbox.snapshot(label=label, consistency=consistency, metadata=metadata)
+                self._sandbox.snapshot(
+                    label=label,
+                    consistency=consistency,
+                    metadata=metadata,
+                    quiesce=quiesce,
+                    on_quiesce_failure=on_quiesce_failure,
+                )
             )
         )
+
+    @dual
+    def test_quiesce(self, *, quiesce: Quiesce = None) -> QuiesceReport:
+        """Bring the machine's programs to rest and release them, without a snapshot: to try hooks.
+
+        The report says what came of each hook; a hook that fails is no error here.
+
+        Raises:
+            WrongState: the sandbox is not running.
+            InvalidRequest, GuestFailed: a hook cannot be right, or the guest cannot do it; nothing was begun.
+        """
+        return loop_thread.run(self._sandbox.test_quiesce(quiesce=quiesce))
 
     @dual
     def snapshots(self) -> list[Snapshot]:
@@ -101,9 +126,18 @@ class Moves(Handle):
         return self
 
     @dual
-    def hibernate(self) -> Snapshot:
+    def hibernate(
+        self,
+        *,
+        consistency: Consistency = "filesystem",
+        quiesce: Quiesce = None,
+        on_quiesce_failure: OnQuiesceFailure | None = None,
+    ) -> Snapshot:
         """Put the sandbox to sleep, which frees all its CPU and RAM; return where it sleeps. Idempotent."""
-        return Snapshot(loop_thread.run(self._sandbox.hibernate()))
+        sleeping = self._sandbox.hibernate(
+            consistency=consistency, quiesce=quiesce, on_quiesce_failure=on_quiesce_failure
+        )
+        return Snapshot(loop_thread.run(sleeping))
 
     @dual_self
     def wake(self) -> Self:

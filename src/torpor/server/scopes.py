@@ -108,6 +108,7 @@ USE = frozenset(
         "set_lifecycle",
         "stat_file",
         "take_snapshot",
+        "try_quiesce",
         "unpack_dir",
         "verify_snapshot",
         "wake_sandbox",

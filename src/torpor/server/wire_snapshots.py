@@ -20,14 +20,29 @@ from torpor.model import (
     SnapshotInfo,
     SnapshotReason,
 )
+from torpor.model_quiesce import OnQuiesceFailure, QuiesceSpec, quiesce_spec
 from torpor.server.wire import ErrorWire, SandboxWire, Wire
+from torpor.server.wire_quiesce import Quiesce, QuiesceWire
 
 
-class SnapshotRequest(Wire):
+class HibernateRequest(Wire):
+    """What POST …/hibernate takes; nothing is needed."""
+
+    consistency: Consistency = "filesystem"
+    quiesce: Quiesce = None
+    on_quiesce_failure: OnQuiesceFailure | None = None
+
+    def spec(self) -> QuiesceSpec | None:
+        """Return how programs are brought to rest; None: nothing was said about it."""
+        if self.quiesce is None and self.on_quiesce_failure is None:
+            return None
+        return quiesce_spec(self.quiesce, on_failure=self.on_quiesce_failure)
+
+
+class SnapshotRequest(HibernateRequest):
     """What POST …/snapshots takes; nothing is needed."""
 
     label: str | None = None
-    consistency: Consistency = "filesystem"
     metadata: dict[str, str] | None = None
 
 
@@ -55,6 +70,10 @@ class SnapshotWire(Wire):
     size_bytes: int
     pause_ms: float
     metadata: Mapping[str, str]
+    quiesce: Annotated[
+        QuiesceWire | None,
+        Field(description="What came of asking its programs to hold still; null: they were not."),
+    ]
     env_names: Annotated[
         Sequence[str],
         Field(description="Names of the environment of its sandbox; values are never told."),
@@ -89,6 +108,7 @@ class SnapshotWire(Wire):
             size_bytes=info.size_bytes,
             pause_ms=info.pause_ms,
             metadata=info.metadata,
+            quiesce=None if info.quiesce is None else QuiesceWire.of(info.quiesce),
             env_names=info.env_names,
             protected=list(info.protected),
             workspace=info.workspace,

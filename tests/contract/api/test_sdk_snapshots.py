@@ -71,7 +71,7 @@ def test_snapshots_that_cannot_be(sandbox: Sandbox, server: ServerThread) -> Non
     with pytest.raises(Conflict):
         sandbox.snapshot(label="l")
     with pytest.raises(InvalidRequest):
-        sandbox.snapshot(consistency="application")
+        sandbox.snapshot(consistency="perfect")  # type: ignore[arg-type]
     for call in (Snapshot.get, Snapshot.delete, Snapshot.verify, Snapshot.restore, Snapshot.fork):
         with pytest.raises(NotFound):
             call(UNKNOWN)  # type: ignore[operator]

@@ -68,7 +68,7 @@ def test_take_list_get(rest: Rest, sandbox: str) -> None:
     [
         ({"label": "first"}, 409, "object.conflict"),
         ({"consistency": "perfect"}, 400, "request.invalid"),
-        ({"consistency": "application"}, 400, "request.invalid"),
+        ({"consistency": "filesystem", "quiesce": {}}, 400, "request.invalid"),
         ({"name": "x"}, 400, "request.invalid"),
         ([], 400, "request.invalid"),
     ],

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import secrets
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -209,6 +210,37 @@ async def test_stopping_the_agent_kills_what_runs(
     await family.until(0)
 
 
+def spawner_of(agent: Agent) -> int:
+    """Return the process that starts the agent's commands."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (entry / "cmdline").read_bytes()
+            parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
+            if b"spawner.py" in words and int(parent) == agent.pid:
+                return int(entry.name)
+    raise AssertionError("the agent has no spawner")
+
+
+async def test_commands_survive_their_spawner(agent: Agent, client: GuestClient) -> None:
+    goes_on, ends_meanwhile = fresh_id(), fresh_id()
+    await client.exec_start(
+        goes_on, ExecSpec(command="echo a; read x; echo $x; exit 7", stdin=True)
+    )
+    await client.exec_start(ends_meanwhile, ExecSpec(command="read x; exit 5", stdin=True))
+    spawner = spawner_of(agent)
+    os.kill(spawner, signal.SIGSTOP)  # the end of a command is there, and nobody has looked
+    await client.exec_stdin(ends_meanwhile, b"now\n")
+    pid = (await client.exec_get(ends_meanwhile)).pid
+    await eventually(lambda: b"State:\tZ" in Path(f"/proc/{pid}/status").read_bytes())
+    os.kill(spawner, signal.SIGKILL)
+    assert (await follow(client, ends_meanwhile)).info.exit_code == 5
+    assert (await run(client, "echo next")).stdout == b"next\n"
+    assert spawner_of(agent) != spawner
+    await client.exec_stdin(goes_on, b"b\n", eof=True)
+    ran = await follow(client, goes_on)
+    assert (ran.info.exit_code, ran.stdout) == (7, b"a\nb\n")
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can run as another user")
 async def test_another_user(agent: Agent, client: GuestClient) -> None:
     for user in ("nobody", "65534"):
@@ -220,6 +252,12 @@ async def test_another_user(agent: Agent, client: GuestClient) -> None:
             ["nobody"] * 2,
         )
         assert "root" not in lines[2].split()
+    ran = await run(client, "cat /proc/self/status", user="nobody", cwd="/")
+    status = dict(line.split(":", 1) for line in ran.stdout.decode().splitlines())
+    assert status["Uid"].split() == ["65534"] * 4, "also the saved one: there is no way back"
+    assert len(set(status["Gid"].split())) == 1
+    assert status["Gid"].split()[0] != "0"
+    assert {status[name].strip("\t0") for name in ("CapPrm", "CapEff", "CapAmb")} == {""}
     ran = await run(client, "id -u; id -g; echo $HOME", user="54321", cwd="/")
     assert ran.stdout == b"54321\n54321\n/\n"
     with pytest.raises(InvalidRequest):

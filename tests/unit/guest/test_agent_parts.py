@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from torpor_guest import errors
+from torpor_guest import errors, users
 from torpor_guest.cgroups import Cgroups
 from torpor_guest.errors import AgentError
 from torpor_guest.kernel import Kernel
+from torpor_guest.launcher import Launcher
 from torpor_guest.spool import Spool
 from torpor_guest.system import System, root_device
 from torpor_guest.users import Image, User, environment, find_user, group_name, user_name
@@ -135,3 +136,33 @@ def test_the_unit_file_is_with_the_package() -> None:
     text = (Path(torpor_guest.__file__).parent / "torpor-agent.service").read_text()
     for line in ("Delegate=yes", "OOMScoreAdjust=-1000", "Restart=always", "KillMode=mixed"):
         assert line in text
+
+
+def test_an_end_that_nobody_saw_is_not_made_up() -> None:
+    async def scene() -> None:
+        ends: list[tuple[int, int | None]] = []
+        launcher = Launcher(Cgroups(None))
+        launcher._on_exit = {  # as if they had been its spawner's, which has died
+            1: lambda status: ends.append((1, status)),
+            os.getpid(): lambda status: ends.append((2, status)),
+        }
+        launcher._spawner_gone()
+        assert sorted(ends) == [(1, None), (2, None)]
+
+    asyncio.run(scene())
+
+
+def test_a_user_is_looked_up_again_when_the_files_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[str | None] = []
+    real = users._look_up
+    monkeypatch.setattr(users, "_look_up", lambda name: (looked.append(name), real(name))[1])
+    monkeypatch.setattr(users, "_known", {})
+    monkeypatch.setattr(users, "_stamp", lambda: ((1, 1, 1),))
+    assert find_user(None) == find_user(None)
+    assert looked == [None]
+    monkeypatch.setattr(users, "_stamp", lambda: ((1, 2, 1),))
+    find_user(None)
+    assert looked == [None, None]
+    monkeypatch.setattr(users, "_KNOWN_S", 0.0)
+    find_user(None)
+    assert looked == [None] * 3

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from tests.unit.sandboxes.world import Play, World
+from torpor.base.aio import finish as real_finish
 from torpor.errors import Conflict, DataDamaged, InsufficientResources, NotFound, TorporError
 from torpor.layers.store import LayerStore
 from torpor.model import RestoreSpec, SandboxState
-from torpor.sandboxes import engine
+from torpor.sandboxes import capture, engine
 from torpor.sandboxes import task as task_module
 from torpor.sandboxes.room import make_room
 from torpor.vmm.base import HostSupport
@@ -453,5 +454,55 @@ def test_damage_in_one_place_does_not_keep_the_daemon_from_its_work(
             while len(turns) < 3:
                 await asyncio.sleep(0.01)
         keeping.cancel()
+
+    play(scene)
+
+
+def test_a_vmm_that_fills_the_disk_is_ended(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(world: World) -> None:
+        info, other = await world.create(), await world.create()
+        for number in range(1001):
+            (world.folder(info.id) / "vm" / str(number)).touch()
+        await world.engine.keep_house()
+        failed = await world.until(info.id, S.FAILED)
+        assert failed.error is not None
+        assert (await world.engine.get(other.id)).state is S.RUNNING
+
+    play(scene)
+
+
+def test_the_disk_decides_how_long_a_snapshot_is_published(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a thread began cannot be broken off, so nobody stops to wait for it: its layers would go from under it."""
+
+    async def scene(world: World) -> None:
+        info = await world.create()
+        limits: list[float | None] = []
+        released = threading.Event()
+        publish = LayerStore.publish
+
+        def stalled(store: LayerStore, *args: Any) -> None:
+            assert released.wait(10)
+            publish(store, *args)
+
+        async def finish(work: Any, *, within_s: float | None) -> None:
+            limits.append(within_s)
+            await real_finish(work, within_s=within_s)
+
+        monkeypatch.setattr(LayerStore, "publish", stalled)
+        monkeypatch.setattr(capture, "finish", finish)
+        taking = asyncio.create_task(world.engine.snapshot(info.id))
+        while not limits:
+            await asyncio.sleep(0.005)
+        assert limits == [None]
+        deleting = asyncio.create_task(world.engine.delete(info.id))
+        await asyncio.sleep(0.05)
+        assert not deleting.done(), "it waits as well"
+        await world.engine.collect()
+        released.set()
+        await asyncio.gather(taking, deleting, return_exceptions=True)
+        for snap in await world.engine.snapshots():
+            assert await world.engine.verify_snapshot(snap.id) == ()
 
     play(scene)

@@ -631,3 +631,26 @@ def test_a_wake_needs_memory_as_a_create_does(play: Play, monkeypatch: pytest.Mo
         assert states == [S.HIBERNATED, S.RUNNING]
 
     play(scene)
+
+
+def test_templates_that_boot_are_promised_their_memory(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(world: World) -> None:
+        monkeypatch.setattr(admission, "_memory_mib", lambda _: (1400, 1300))  # room for one
+        memory_for_boot = world.engine._parts.memory_for_boot
+        async with memory_for_boot(512):
+            with pytest.raises(InsufficientResources, match="672 MiB are promised"):
+                await world.create()
+            with pytest.raises(InsufficientResources):
+                async with memory_for_boot(512):
+                    pass
+        info = await world.create()  # its template's boot has ended, so there is room for it
+        with pytest.raises(InsufficientResources):
+            async with memory_for_boot(512):
+                pass
+        await world.engine.delete(info.id)
+        async with memory_for_boot(512):
+            pass
+
+    play(scene)

@@ -42,6 +42,7 @@ DUALS = {
     "set_ttl",
     "snapshot",
     "snapshots",
+    "test_quiesce",
     "wake",
 }
 SNAPSHOT_DUALS = {"delete", "diff", "restore", "verify"}

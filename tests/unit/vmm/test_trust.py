@@ -44,13 +44,49 @@ def test_only_a_plain_file_is_taken_over_or_read(tmp_path: Path, kind: str) -> N
     assert not (tmp_path / "devices").exists()
     assert files.read_console(inner / "console.log", 0, 100) == (b"", 0)
     assert files.console_tail(inner / "console.log") == ""
-    files.trim_console(inner / "console.log")
+    files.trim_logs(tmp_path, inner / "console.log")
     after = secret.stat()
     assert (after.st_size, after.st_mode, after.st_gid) == (
         before.st_size,
         before.st_mode,
         before.st_gid,
     )
+
+
+def test_logs_are_cut_to_their_end(tmp_path: Path) -> None:
+    (tmp_path / "vm").mkdir()
+    for path in (tmp_path / "vmm.log", tmp_path / "vm/console.log"):
+        with path.open("ab") as writer:
+            writer.write(b"x" * files.CONSOLE_LIMIT_BYTES)
+            files.trim_logs(tmp_path, tmp_path / "vm/console.log")
+            writer.flush()
+            assert path.stat().st_size == files.CONSOLE_LIMIT_BYTES, "as large as it may be"
+            writer.write(b"last words")
+            writer.flush()
+            files.trim_logs(tmp_path, tmp_path / "vm/console.log")
+            writer.write(b", and more")
+        text = path.read_bytes()
+        assert len(text) < files.CONSOLE_LIMIT_BYTES / 8
+        assert text.endswith(b"xlast words, and more")
+
+
+def test_a_folder_that_a_vmm_fills_is_seen(tmp_path: Path) -> None:
+    inner = tmp_path / "vm"
+    inner.mkdir()
+    with (inner / "ram").open("wb") as file:
+        file.write(b"x" * (3 << 20))
+        file.truncate(1 << 40)
+    (inner / "link").symlink_to("/")
+    assert not files.is_overfull(tmp_path, ram_mib=512), "sparse, and links lead nowhere"
+    (inner / "deep/er").mkdir(parents=True)
+    with (inner / "deep/er/hidden").open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, 67 << 20)
+    assert files.is_overfull(tmp_path, ram_mib=1)
+    assert not files.is_overfull(tmp_path, ram_mib=4)
+    for number in range(1001):
+        (inner / "deep" / str(number)).touch()
+    assert files.is_overfull(tmp_path, ram_mib=512), "many files are an attack too"
+    assert not files.is_overfull(tmp_path / "gone", ram_mib=1)
 
 
 def test_what_is_taken_over_is_ours_alone_and_bounded(tmp_path: Path) -> None:

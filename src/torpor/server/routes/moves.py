@@ -12,6 +12,7 @@ from torpor.server.wire import SandboxWire
 from torpor.server.wire_snapshots import (
     ForkRequest,
     ForkWire,
+    HibernateRequest,
     PromoteRequest,
     PromoteWire,
     RollbackRequest,
@@ -22,9 +23,15 @@ router = APIRouter(prefix="/v1/sandboxes/{sandbox_id}", tags=["sandboxes"], resp
 
 
 @router.post("/hibernate", response_model=SnapshotWire)
-async def hibernate_sandbox(sandbox_id: str, engine: Engine) -> Reply:
+async def hibernate_sandbox(
+    sandbox_id: str, engine: Engine, body: HibernateRequest | None = None
+) -> Reply:
     """Put a sandbox to sleep and give all its CPU and RAM back; answers with where it sleeps. Idempotent."""
-    return Reply(SnapshotWire.of(await engine.hibernate(SandboxId(sandbox_id))))
+    wish = body or HibernateRequest()
+    info = await engine.hibernate(
+        SandboxId(sandbox_id), consistency=wish.consistency, quiesce=wish.spec()
+    )
+    return Reply(SnapshotWire.of(info))
 
 
 @router.post("/wake", response_model=SandboxWire)

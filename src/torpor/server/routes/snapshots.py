@@ -5,10 +5,12 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from torpor.model import SandboxId, SnapshotId
+from torpor.model_quiesce import quiesce_spec
 from torpor.server import forks
 from torpor.server.replies import Reply
 from torpor.server.routes.deps import FAILURES, Engine
 from torpor.server.wire import SandboxWire
+from torpor.server.wire_quiesce import QuiesceTestRequest, QuiesceWire
 from torpor.server.wire_snapshots import (
     ForkRequest,
     ForkWire,
@@ -34,8 +36,22 @@ async def take_snapshot(
         label=wish.label,
         consistency=wish.consistency,
         metadata=wish.metadata or {},
+        quiesce=wish.spec(),
     )
     return Reply(SnapshotWire.of(info), 201)
+
+
+@router.post("/sandboxes/{sandbox_id}/quiesce/test", response_model=QuiesceWire)
+async def try_quiesce(
+    sandbox_id: str, engine: Engine, body: QuiesceTestRequest | None = None
+) -> Reply:
+    """Bring a running sandbox's programs to rest and release them, without a snapshot.
+
+    The answer says what came of each hook; a hook that fails is in it, and no failure of the request.
+    """
+    request = body or QuiesceTestRequest()
+    spec = quiesce_spec(request.quiesce, on_failure=request.on_quiesce_failure)
+    return Reply(QuiesceWire.of(await engine.test_quiesce(SandboxId(sandbox_id), spec)))
 
 
 @router.get("/sandboxes/{sandbox_id}/snapshots", response_model=SnapshotListWire)
