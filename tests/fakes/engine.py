@@ -88,6 +88,8 @@ class FakeGuest:
         self.files = FakeFiles()
         self.packages: dict[str, str] | None = {"base-files": "13"}
         """None: it has no dpkg."""
+        self.answers: dict[str, bytes] = {}
+        """What programs write whose words hold a key of this."""
         self.marks: Counter[str] = Counter()
         self.attached = 0
         self.reachable = True
@@ -137,6 +139,7 @@ class FakeGuest:
                 marks=self.marks,
                 files=self.files,
                 packages=self.packages,
+                answers=self.answers,
             )
         return self.execs[exec_id].info()
 

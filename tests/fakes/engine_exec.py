@@ -31,6 +31,7 @@ class FakeExec:
         marks: Counter[str],
         files: FakeFiles,
         packages: dict[str, str] | None,
+        answers: dict[str, bytes],
     ) -> None:
         self.exec_id = exec_id
         self.spec = spec
@@ -46,6 +47,7 @@ class FakeExec:
         self._marks = marks
         self._files = files
         self._packages = packages
+        self._answers = answers
         self._stdin: asyncio.Queue[bytes] = asyncio.Queue()
         if not spec.stdin:
             self._stdin.put_nowait(b"")
@@ -129,6 +131,10 @@ class FakeExec:
         return code
 
     async def _program(self, argv: list[str]) -> int:  # noqa: C901 - one case a program
+        answer = next((v for k, v in self._answers.items() if k in " ".join(argv)), None)
+        if answer is not None:
+            self._out(answer)
+            return 0
         match argv:
             case []:
                 return 0

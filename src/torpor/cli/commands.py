@@ -36,6 +36,7 @@ COMMANDS: dict[str, Lazy] = {
     "tree": Lazy("torpor.cli.family", "tree", "Draw the family of snapshots and sandboxes."),
     "layers": Lazy("torpor.cli.family", "layers", "Say what takes up the disk and what frees it."),
     "diff": Lazy("torpor.cli.diff", "diff", "Say which files and packages differ."),
+    "check": Lazy("torpor.cli.checks", "app", "Say whether a sandbox is well, by a checks file."),
     "idle": Lazy("torpor.cli.moves", "idle", "Say when a sandbox is to hibernate by itself."),
     "rm": Lazy("torpor.cli.sandboxes", "rm", "End and remove sandboxes."),
     "logs": Lazy("torpor.cli.sandboxes", "logs", "Print a sandbox's console log."),

@@ -21,6 +21,7 @@ from torpor.model import (
     SandboxState,
 )
 from torpor.sdk import forks
+from torpor.sdk.checks import AsyncChecks
 from torpor.sdk.client import Client, connection, raw_bytes
 from torpor.sdk.collect import OUTPUT_LIMIT_BYTES, Collector, TextCallback
 from torpor.sdk.dual import dual
@@ -46,11 +47,11 @@ CREATE_LIMIT_S = 600.0
 LIFE_LIMIT_S = 120.0
 
 
-class AsyncSandbox(AsyncMoves):
+class AsyncSandbox(AsyncMoves, AsyncChecks):
     """One sandbox. Made by `create`, `get` or `list`; as a context manager it is deleted at the end.
 
     What asks nothing but an id also works on the class with one: `refresh`, `delete`, `kill`, `pause`,
-    `resume`, `set_ttl`, and all of `AsyncMoves`.
+    `resume`, `set_ttl`, and all of `AsyncMoves` and `AsyncChecks`.
     """
 
     @classmethod

@@ -26,13 +26,14 @@ from torpor.sdk.loop import loop_thread
 from torpor.sdk.process import Command, check_exec_args
 from torpor.sdk.results import ExecResult
 from torpor.sdk.sandbox import AsyncSandbox
+from torpor.sdk.sync_checks import Checks
 from torpor.sdk.sync_files import Filesystem
 from torpor.sdk.sync_memory import MemorySpace
 from torpor.sdk.sync_moves import Moves
 from torpor.sdk.sync_process import Process
 
 
-class Sandbox(Moves):
+class Sandbox(Moves, Checks):
     """One sandbox. Made by `create`, `get` or `list`; as a context manager it is deleted at the end.
 
     What asks nothing but an id also works on the class with one: `refresh`, `delete`, `kill`, `pause`,

@@ -20,6 +20,7 @@ from torpor.server.holds import HoldDesk
 from torpor.server.replays import Replays
 from torpor.server.replies import Reply, as_torpor_error, error_reply
 from torpor.server.routes import (
+    checks,
     execs,
     family,
     files,
@@ -83,6 +84,7 @@ def create_app(engine: EnginePort, access: Access | None = None) -> FastAPI:
         holds.router,
         snapshots.router,
         family.router,
+        checks.router,
         execs.router,
         files.router,
         templates.router,

@@ -28,6 +28,8 @@ PAIRS = [
     (AsyncTemplates, Templates),
 ]
 DUALS = {
+    "check",
+    "check_init",
     "delete",
     "explore",
     "hibernate",

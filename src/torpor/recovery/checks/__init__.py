@@ -10,32 +10,43 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from torpor.recovery.checks.baseline import Baseline
+    from torpor.recovery.checks.init import FirstFile, first_checks
     from torpor.recovery.checks.judge import judge
     from torpor.recovery.checks.parse import parse_checks
     from torpor.recovery.checks.plan import CheckPlan, TurnSpec
     from torpor.recovery.checks.probe import GuestProbe, ProbeMachine, Ran
     from torpor.recovery.checks.run import run_checks
+    from torpor.recovery.checks.turn import turn_of
 
 __all__ = [
+    "Baseline",
     "CheckPlan",
+    "FirstFile",
     "GuestProbe",
     "ProbeMachine",
     "Ran",
     "TurnSpec",
+    "first_checks",
     "judge",
     "parse_checks",
     "run_checks",
+    "turn_of",
 ]
 
 _HOMES = {
+    "Baseline": "baseline",
     "CheckPlan": "plan",
+    "FirstFile": "init",
     "GuestProbe": "probe",
     "ProbeMachine": "probe",
     "Ran": "probe",
     "TurnSpec": "plan",
+    "first_checks": "init",
     "judge": "judge",
     "parse_checks": "parse",
     "run_checks": "run",
+    "turn_of": "turn",
 }
 
 

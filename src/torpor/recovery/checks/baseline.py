@@ -1,62 +1,113 @@
-"""What `inventory` checks compare with: whoever keeps inventories hands in a `Baseline`."""
+"""`inventory` checks: compares what the machine holds now with an inventory from before, by a rule a kind."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Protocol
 
-from torpor.recovery.checks.clean import clean
+from torpor.model_inventory import Inventory
+from torpor.model_inventory_diff import Count, EntryChange, InventoryDiff, compare
+from torpor.model_inventory_rules import violations
+from torpor.recovery.checks.clean import clean, clean_output
 from torpor.recovery.checks.facts import Facts, Unclear
 from torpor.recovery.checks.plan import Check
-from torpor.recovery.checks.probe import ProbeMachine
 
 _SHOWN = 10
+_SIGNS = {"added": "+", "removed": "-", "changed": "~"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KindChange:
-    """How the things of one kind differ from the baseline, by name."""
+class Baseline:
+    """An inventory from before, and how to take one of the machine as it is now."""
 
-    added: tuple[str, ...] = ()
-    removed: tuple[str, ...] = ()
-    changed: tuple[str, ...] = ()
+    before: Inventory
+    take: Callable[[], Awaitable[Inventory]]
+    """Takes an inventory of the machine that is checked, with the profile of `before`. Raises as `ProbeMachine.run`."""
 
 
-class Baseline(Protocol):
-    """An inventory from before."""
+class Comparer:
+    """Compares with a baseline for one run: checks that ask at the same time share what was taken."""
 
-    async def changes(
-        self, probe: ProbeMachine, *, timeout_seconds: float
-    ) -> Mapping[str, KindChange]:
-        """Return, for every kind that the baseline has (`skills`, `jobs`, `packages`, …), what differs now.
+    def __init__(self, baseline: Baseline | None) -> None:
+        self._baseline = baseline
+        self._lock = asyncio.Lock()
+        self._now: Inventory | None = None
+        self._asked: set[int] = set()
+        """The checks (by identity) that have seen `_now`; a second attempt of one takes it anew."""
+
+    async def look(self, check: Check) -> Facts:
+        """Return whether a kind is as its rule wants.
 
         Raises:
-            TimeoutError: the machine's inventory could not be taken in time.
+            Unclear: there is nothing to compare with, or it could not be read.
             TorporError: as `ProbeMachine.run`.
         """
-        ...
+        if self._baseline is None:
+            raise Unclear("there is no inventory from before to compare with")
+        try:
+            async with asyncio.timeout(check.timing.timeout_seconds):
+                now = await self._taken(check)
+        except TimeoutError:
+            limit = f"{check.timing.timeout_seconds:g} s"
+            raise Unclear(f"the machine's inventory could not be taken within {limit}") from None
+        return _compared(check, self._baseline.before, now)
+
+    async def _taken(self, check: Check) -> Inventory:
+        assert self._baseline is not None
+        async with self._lock:
+            if self._now is None or id(check) in self._asked:
+                self._now = await self._baseline.take()
+                self._asked.clear()
+            self._asked.add(id(check))
+            return self._now
 
 
-async def look_inventory(
-    check: Check, probe: ProbeMachine, baseline: Baseline | None, within_s: float
-) -> Facts:
-    """Return whether a kind of thing is as its rule wants: `equal`, `superset` or `may-change`."""
-    if baseline is None:
-        raise Unclear("there is no inventory from before to compare with")
-    found = await baseline.changes(probe, timeout_seconds=within_s)
-    change = found.get(check.name)
-    if change is None:
-        known = ", ".join(sorted(found)) or "nothing"
-        raise Unclear(f"the baseline has no {check.name!r}; it has {known}")
-    rule = check.options["rule"]
-    lost = [*(f"-{name}" for name in change.removed), *(f"~{name}" for name in change.changed)]
-    differs = [*lost, *(f"+{name}" for name in change.added)]
-    offends = {"equal": differs, "superset": lost, "may-change": []}[rule]
-    said = f"{len(change.added)} added, {len(change.removed)} gone, {len(change.changed)} changed"
-    names = clean(", ".join(offends[:_SHOWN]))
+def _compared(check: Check, before: Inventory, now: Inventory) -> Facts:
+    kind, rule = check.name.partition(".")[0], check.options["rule"]
+    for inventory, when in ((before, "from before"), (now, "of now")):
+        if kind not in inventory.sections:
+            raise Unclear(f"the inventory {when} did not look at {kind}")
+    diff = compare(before, now)
+    changes = diff.of(kind)
+    offends = violations(diff, {check.name: rule})
+    count = diff.counts.get(kind, Count())
+    said = f"{count.added} added, {count.removed} gone, {count.changed} changed"
+    if offends:
+        names = clean(", ".join(_named(found.change) for found in offends[:_SHOWN]))
+        reason = f"{said}; the rule is {rule}: {names}"
+    else:
+        unknown = None if rule == "may-change" else _unknown(kind, before, now)
+        if unknown is not None:
+            raise Unclear(unknown)
+        reason = f"{said}; the rule is {rule}"
+    only = InventoryDiff(changes=changes, counts={kind: count} if changes else {})
     return Facts(
         decided="fail" if offends else "pass",
-        reason=f"{said}; the rule is {rule}{f': {names}' if names else ''}",
-        output=clean("\n".join(differs[:200]), most=4000),
+        reason=reason,
+        output=clean_output("\n".join(only.sentences()).encode()),
     )
+
+
+def _named(change: EntryChange) -> str:
+    fields = f" ({', '.join(field.field for field in change.fields)})"
+    return f"{_SIGNS[change.what]}{change.name}{fields if change.what == 'changed' else ''}"
+
+
+def _unknown(kind: str, before: Inventory, now: Inventory) -> str | None:
+    """Return what is not known of a kind in which no difference was seen; None: all is."""
+    then, today = before.sections[kind], now.sections[kind]
+    for section, when in ((then, "from before"), (today, "of now")):
+        if not section.is_complete:
+            return (
+                f"the inventory {when} does not list all {kind}: {clean('; '.join(section.notes))}"
+            )
+    hides = any(entry.hidden for entry in then.entries.values())
+    if hides and before.key_id != now.key_id:
+        return f"hidden values of {kind} cannot be compared: the two machines have different keys"
+    for name, entry in today.entries.items():
+        known = then.entries.get(name)
+        lost = {*entry.unknown} & ({*known.shown, *known.hidden} if known else set())
+        if lost:
+            return f"{clean(name)}: {', '.join(sorted(lost))} could not be read this time"
+    return None

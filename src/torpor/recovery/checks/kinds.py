@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from torpor.recovery.checks.matchers import ValueKind
 
 FILETYPES = ("file", "directory", "symlink", "socket", "pipe", "block-device", "character-device")
-RULES = ("equal", "superset", "may-change")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any, Self
 
-from torpor.recovery.checks.baseline import Baseline, look_inventory
+from torpor.recovery.checks.baseline import Baseline, Comparer
 from torpor.recovery.checks.clean import clean_output
 from torpor.recovery.checks.commands import command_facts
 from torpor.recovery.checks.facts import Broken, Facts
@@ -28,7 +28,7 @@ class Looker:
         self._probe = probe
         self._engine = engine
         self._host = engine.make_host()
-        self._inventory = inventory
+        self._comparer = Comparer(inventory)
         self._turn = turn
 
     @classmethod
@@ -58,7 +58,7 @@ class Looker:
         if check.kind == "sqlite":
             return await look_sqlite(check, self._probe, within_s)
         if check.kind == "inventory":
-            return await look_inventory(check, self._probe, self._inventory, within_s)
+            return await self._comparer.look(check)
         if check.kind == "turn":
             return await look_turn(check, self._probe, self._turn)
         return await self._look_command(check, within_s)

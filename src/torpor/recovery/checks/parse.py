@@ -8,11 +8,12 @@ from typing import Any
 
 from torpor.errors import LimitExceeded
 from torpor.model_checks import Group
-from torpor.recovery.checks.kinds import COMMON, KINDS, RULES, TIMINGS, Kind
+from torpor.model_inventory_rules import RULES
+from torpor.recovery.checks.kinds import COMMON, KINDS, TIMINGS, Kind
 from torpor.recovery.checks.matcher_file import parse_matcher
 from torpor.recovery.checks.matchers import Matcher
 from torpor.recovery.checks.plan import CHECKS_MOST, Check, CheckPlan, Timing
-from torpor.recovery.checks.special import SPECIAL, choice, nothing_special
+from torpor.recovery.checks.special import SPECIAL, choice, inventory_kind, nothing_special
 from torpor.recovery.checks.yamltree import Node, read_tree
 
 _GROUPS: tuple[Group, ...] = ("required", "wanted")
@@ -72,6 +73,7 @@ def _group(node: Node, group: Group, timing: Timing) -> Iterator[Check]:
 def _check(node: Node, group: Group, kind_name: str, name: str, timing: Timing) -> Check:
     kind = KINDS[kind_name]
     if kind_name == "inventory" and not isinstance(node.value, dict):
+        inventory_kind(node, name)
         rule = choice(node, RULES)  # `skills: equal` is short for `skills: {rule: equal}`
         return _made(node, group, kind_name, name, timing, {}, {"rule": rule})
     known = {

@@ -83,16 +83,18 @@ class CheckPlan:
 class TurnSpec:
     """One bounded turn of an agent, as its profile names it; a `turn` check can say each of these itself."""
 
-    command: str
-    """Run by `/bin/sh -c`."""
+    command: str | tuple[str, ...]
+    """Text for `/bin/sh -c`, or the words of a command."""
     user: str | None = None
-    """None: root."""
+    """None: the owner of the first of `homes` that is there, else root."""
+    homes: tuple[str, ...] = ()
+    """Patterns of the folders that the agent lives in."""
     timeout_seconds: float = 120.0
-    must_match: tuple[str, ...] = ()
-    """goss patterns that stdout has to match."""
+    expect: str | None = None
+    """A regular expression that stdout has to have in it; None: exit code 0 is enough."""
     outage_exit_codes: tuple[int, ...] = ()
     """Exit codes with which the agent says that its provider is not there."""
     outage_patterns: tuple[str, ...] = ()
     """goss patterns of output that say so."""
-    control: str | None = None
+    control: str | tuple[str, ...] | None = None
     """A command that asks the provider without the agent; run when a turn fails."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Callable
 from typing import Any
 
-from torpor.recovery.checks.kinds import FILETYPES, RULES
+from torpor.model_inventory import KINDS as INVENTORY_KINDS
+from torpor.model_inventory_rules import RULES
+from torpor.recovery.checks.kinds import FILETYPES
 from torpor.recovery.checks.matcher_file import parse_matcher, pattern_of
 from torpor.recovery.checks.matchers import Matcher, ValueKind
 from torpor.recovery.checks.yamltree import Node
@@ -25,6 +28,17 @@ def choice(node: Node, known: tuple[str, ...]) -> str:
 
 
 Special = Callable[[Node, dict[str, Node], str, dict[str, Matcher], dict[str, Any]], None]
+
+
+def inventory_kind(node: Node, name: str) -> None:
+    """Refuse a kind that no inventory has; `KIND.FIELD` is one field of a kind."""
+    kind = name.partition(".")[0]
+    if kind not in INVENTORY_KINDS:
+        near = difflib.get_close_matches(kind, INVENTORY_KINDS, n=1)
+        raise node.name_place.wrong(
+            f"there is no kind {kind!r} in an inventory",
+            hint=f"did you mean {near[0]!r}?" if near else f"one of {', '.join(INVENTORY_KINDS)}",
+        )
 
 
 def nothing_special(
@@ -142,10 +156,11 @@ def _sqlite(
 def _inventory(
     node: Node,
     entry: dict[str, Node],
-    _name: str,
+    name: str,
     _wants: dict[str, Matcher],
     options: dict[str, Any],
 ) -> None:
+    inventory_kind(node, name)
     if "rule" not in entry:
         raise node.place.wrong(f"{node.place.path} has no rule", hint=f"one of {', '.join(RULES)}")
     options["rule"] = choice(entry["rule"], RULES)

@@ -6,6 +6,8 @@ asks the provider without the agent right after a turn has failed.
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Iterable
 
 from torpor.recovery.checks.clean import clean, clean_output
@@ -17,6 +19,7 @@ from torpor.recovery.checks.matchers import Matcher, Output, pattern_matcher
 from torpor.recovery.checks.plan import Check, TurnSpec
 from torpor.recovery.checks.probe import ProbeMachine, Ran
 from torpor.recovery.checks.regexes import search
+from torpor.recovery.profiles.model import AgentProfile
 
 CONTROL_SECONDS = 30.0
 
@@ -33,7 +36,7 @@ async def look_turn(check: Check, probe: ProbeMachine, spec: TurnSpec | None) ->
     within_s = check.timing.timeout_seconds
     if spec is not None and not check.options["has_timeout"]:
         within_s = spec.timeout_seconds
-    user = check.options.get("user") or (spec.user if spec else None)
+    user = check.options.get("user") or (await _user_of(spec, probe) if spec else None)
     ran = await probe.run(command, user=user, timeout_seconds=within_s)
     facts = command_facts(ran)
     wants = _wants(check, spec)
@@ -50,11 +53,43 @@ async def look_turn(check: Check, probe: ProbeMachine, spec: TurnSpec | None) ->
     )
 
 
+def turn_of(profile: AgentProfile) -> TurnSpec | None:
+    """Return the turn that an agent's profile names; None: it names none."""
+    turn = profile.turn
+    if turn is None:
+        return None
+    return TurnSpec(
+        command=turn.command.command,
+        user=turn.command.user or profile.user,
+        homes=profile.homes,
+        timeout_seconds=turn.command.timeout_seconds,
+        expect=turn.expect,
+        control=turn.control.command if turn.control else None,
+    )
+
+
+async def _user_of(spec: TurnSpec, probe: ProbeMachine) -> str | None:
+    """Return who takes the turn: as root an agent would leave files that it cannot write itself."""
+    if spec.user is not None or not spec.homes:
+        return spec.user
+    patterns = " ".join(_globbed(pattern) for pattern in spec.homes)
+    look = f'for home in {patterns}; do [ -d "$home" ] && stat -c %u -- "$home" && break; done'
+    ran = await probe.run(look, timeout_seconds=CONTROL_SECONDS)
+    uid = ran.stdout.decode("ascii", "replace").strip()
+    return uid if uid.isdecimal() and len(uid) <= 10 else None
+
+
+def _globbed(pattern: str) -> str:
+    """Return a pattern for the shell: all of it in quotes but the stars and question marks."""
+    parts = re.split(r"([*?]+)", pattern)
+    return "".join(part if part[:1] in ("*", "?") else shlex.quote(part) for part in parts if part)
+
+
 def _wants(check: Check, spec: TurnSpec | None) -> dict[str, Matcher]:
     wants = dict(check.wants)
     wants.setdefault("exit-status", Matcher("equal", 0))
-    if spec is not None and spec.must_match and "stdout" not in wants:
-        wants["stdout"] = Matcher("all", parts=tuple(map(pattern_matcher, spec.must_match)))
+    if spec is not None and spec.expect and "stdout" not in wants:
+        wants["stdout"] = Matcher("match-regexp", spec.expect)
     return wants
 
 

@@ -7,8 +7,10 @@ import re
 import pytest
 
 from tests.style.markdown import ROOT, Block, blocks
+from torpor.model_inventory import KINDS as INVENTORY_KINDS
+from torpor.model_inventory_rules import RULES
 from torpor.recovery.checks import parse_checks
-from torpor.recovery.checks.kinds import COMMON, FILETYPES, KINDS, RULES, TIMINGS
+from torpor.recovery.checks.kinds import COMMON, FILETYPES, KINDS, TIMINGS
 from torpor.recovery.checks.matcher_file import _KNOWN
 
 PAGE = ROOT / "docs/reference/checks.md"
@@ -29,6 +31,7 @@ def test_every_key_is_described() -> None:
         *TIMINGS,
         *FILETYPES,
         *RULES,
+        *INVENTORY_KINDS,
         *_KNOWN,
         *KINDS,
         "required",

@@ -86,6 +86,8 @@ def test_json_is_yaml_too() -> None:
         ("required: {http: {http://x: {request-headers: ['a\\r\\nb']}}}", 1, 47, "headers such as"),
         ("required: {sqlite: {/x: {min-rows: {t: -1}}}}", 1, 40, "wanted a whole number from 0"),
         ("required: {inventory: {skills: equals}}", 1, 32, "wanted one of equal, superset, may-change"),
+        ("required: {inventory: {skill: equal}}", 1, 24, "there is no kind 'skill' in an inventory"),
+        ("required: {inventory: {skill: {rule: equal}}}", 1, 24, "there is no kind 'skill'"),
         ("required: {inventory: {skills: {}}}", 1, 32, "has no rule"),
         ("required: {turn: {t: {control: {}}}}", 1, 32, "exactly one of command and http"),
         ("required: {turn: {t: {outage: {exit-status: 0}}}}", 1, 45, "wanted a whole number from 1 to 255"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -17,8 +18,9 @@ from torpor.errors import (
     WrongState,
 )
 from torpor.model_checks import CheckReport, CheckResult
+from torpor.model_inventory import Entry, Inventory, Section
 from torpor.recovery.checks import TurnSpec, parse_checks, run_checks
-from torpor.recovery.checks.baseline import KindChange
+from torpor.recovery.checks.baseline import Baseline
 
 
 def run(text: str, answers: dict[str, Any] | None = None, **kwargs: Any) -> CheckReport:
@@ -277,59 +279,95 @@ def test_a_control_probe_tells_an_outage_from_a_broken_agent() -> None:
 
 
 def test_a_turn_of_the_profile() -> None:
-    spec = TurnSpec(
-        command="hermes -z hi", user="agent", must_match=("/hi/",), outage_exit_codes=(9,)
-    )
-    probe = TableProbe({"hermes -z hi": ran(0, "hi there")})
+    spec = TurnSpec(command="hermes -z hi", user="agent", expect="hi$", outage_exit_codes=(9,))
+    probe = TableProbe({"hermes -z hi": ran(0, "say hi")})
     text = "folders: false\nrequired: {turn: {hello: }}"
     assert only(run_on(probe, text, turn=spec)).outcome == "pass"
     assert probe.users == ["agent"]
     assert only(run(text, {"hermes": ran(0, "no")}, turn=spec)).outcome == "fail"
     assert only(run(text, {"hermes": ran(9)}, turn=spec)).outcome == "inconclusive"
+    owned = TurnSpec(command=("hermes", "turn"), homes=("/root/.h", "/home/*/it's"))
+    probe = TableProbe({"stat -c %u": ran(0, "1000\n"), "hermes turn": ran(0)})
+    assert only(run_on(probe, text, turn=owned)).outcome == "pass"
+    assert probe.users == [None, "1000"]
+    assert "for home in /root/.h /home/*'/it'\"'\"'s'; do" in probe.asked[0]
     nobody = only(run(text))
     assert (nobody.outcome, "nor an agent profile" in nobody.reason) == ("inconclusive", True)
 
 
-class FakeBaseline:
-    """Says what it was told."""
+def inventory(
+    *skills: str, key_id: str = "0" * 16, complete: bool = True, **unknown: str
+) -> Inventory:
+    """Make an inventory with skills: `name` or `name=digest`."""
+    entries = {}
+    for text in skills:
+        name, _, version = text.partition("=")
+        hidden = {} if name in unknown else {"content": (version or "0").rjust(32, "0")}
+        entries[name] = Entry(
+            name=name, hidden=hidden, unknown=tuple(unknown.get(name, "").split())
+        )
+    return Inventory(
+        taken_at=datetime(2026, 1, 2, tzinfo=UTC),
+        profile="machine",
+        profile_digest="d",
+        key_id=key_id,
+        duration_ms=1,
+        sections={"skills": Section(entries=entries, is_complete=complete, notes=("too many",))},
+    )
 
-    def __init__(self, changes: dict[str, KindChange]) -> None:
-        self._changes = changes
 
-    async def changes(self, _probe: object, *, timeout_seconds: float) -> dict[str, KindChange]:
-        return self._changes
+def baseline(before: Inventory, *now: Inventory) -> Baseline:
+    left = list(now)
+
+    async def take() -> Inventory:
+        return left.pop(0)
+
+    return Baseline(before=before, take=take)
 
 
 @pytest.mark.parametrize(
-    ("rule", "change", "outcome"),
+    ("rule", "now", "outcome"),
     [
-        ("equal", KindChange(), "pass"),
-        ("equal", KindChange(added=("a",)), "fail"),
-        ("superset", KindChange(added=("a",)), "pass"),
-        ("superset", KindChange(removed=("a",)), "fail"),
-        ("superset", KindChange(changed=("a",)), "fail"),
-        ("may-change", KindChange(removed=("a",), changed=("b",)), "pass"),
+        ("equal", inventory("a", "b"), "pass"),
+        ("equal", inventory("a", "b", "c"), "fail"),
+        ("superset", inventory("a", "b", "c"), "pass"),
+        ("superset", inventory("a"), "fail"),
+        ("superset", inventory("a", "b=1"), "fail"),
+        ("may-change", inventory("b=1"), "pass"),
+        ("equal", inventory("a", "b", key_id="1" * 16), "inconclusive"),
+        ("equal", inventory("a", key_id="1" * 16), "fail"),
+        ("equal", inventory("a", "b", complete=False), "inconclusive"),
+        ("equal", inventory("a", "b", b="content"), "inconclusive"),
+        ("may-change", inventory("a", "b", complete=False), "pass"),
     ],
 )
-def test_inventory_rules(rule: str, change: KindChange, outcome: str) -> None:
-    check = f"inventory: {{skills: {rule}}}"
-    result = one(check, inventory=FakeBaseline({"skills": change}))
-    assert result.outcome == outcome
-    assert (
-        one(
-            f"inventory: {{skills: {{rule: {rule}}}}}", inventory=FakeBaseline({"skills": change})
-        ).outcome
-        == outcome
+def test_inventory_rules(rule: str, now: Inventory, outcome: str) -> None:
+    before = inventory("a", "b")
+    for check in (f"inventory: {{skills: {rule}}}", f"inventory: {{skills: {{rule: {rule}}}}}"):
+        result = one(check, inventory=baseline(before, now))
+        assert result.outcome == outcome, result
+
+
+def test_what_an_inventory_check_says() -> None:
+    found = one(
+        "inventory: {skills: equal}", inventory=baseline(inventory("a", "b"), inventory("b=1", "c"))
     )
+    assert found.reason == "1 added, 1 gone, 1 changed; the rule is equal: -a, +c, ~b (content)"
+    assert found.output
+
+
+def test_checks_share_an_inventory_and_a_second_attempt_takes_another() -> None:
+    before, bad = inventory("a", "b"), inventory("a")
+    text = "folders: false\nrequired: {inventory: {skills: {rule: equal, failureThreshold: 2}, skills.content: equal}}"
+    report = run(text, inventory=baseline(before, bad, before))
+    assert [(r.outcome, r.attempts) for r in report.results] == [("pass", 2), ("pass", 1)]
 
 
 def test_inventory_without_a_baseline_cannot_be_told() -> None:
     assert one("inventory: {skills: equal}").outcome == "inconclusive"
-    other = one("inventory: {skills: equal}", inventory=FakeBaseline({"jobs": KindChange()}))
-    assert (other.outcome, other.reason) == (
-        "inconclusive",
-        "the baseline has no 'skills'; it has jobs",
-    )
+    other = one("inventory: {jobs: equal}", inventory=baseline(inventory("a"), inventory("a")))
+    assert other.outcome == "inconclusive"
+    assert other.reason == "the inventory from before did not look at jobs"
 
 
 def test_evidence_is_bounded_and_clean() -> None:
