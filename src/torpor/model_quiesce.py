@@ -50,7 +50,7 @@ class HookSpec:
     user: str | None = None
     """`command`: who runs them; `postgres`: the role and system user."""
     paths: tuple[str, ...] = ()
-    """`sqlite`: databases, or folders that hold some; empty: the usual places."""
+    """`sqlite`: databases, or folders that hold some, or patterns of such; empty: the usual places."""
     exclude: tuple[str, ...] = ()
     """`sqlite`: patterns of paths that are left alone."""
     address: str | None = None
@@ -192,7 +192,8 @@ def _checked(spec: QuiesceSpec) -> QuiesceSpec:
             f"quiesce.versions is an object with at most {_VERSIONS_MOST} commands"
         )
     for name, command in versions.items():
-        _name("quiesce.versions", name)
+        if not isinstance(name, str) or not 0 < len(name) <= 64 or not name.isprintable():
+            raise InvalidRequest(f"quiesce.versions: {str(name)[:80]!r} is no name")
         _text(f"quiesce.versions.{name}", command)
     if spec.cursor is not None:
         _text("quiesce.cursor", spec.cursor)
@@ -224,8 +225,10 @@ def _check_hook(hook: HookSpec) -> None:
     for key in ("prepare", "hold", "confirm", "release", "user", "address", "password_file"):
         if (value := getattr(hook, key)) is not None:
             _text(f"{where}: {key}", value)
-    if hook.kind == "command" and hook.hold is None:
-        raise InvalidRequest(f"{where} has no `hold`", hint="say what brings the program to rest")
+    if hook.kind == "command" and hook.hold is None and hook.prepare is None:
+        raise InvalidRequest(
+            f"{where} has neither `prepare` nor `hold`", hint="say what brings the program to rest"
+        )
     if len(hook.paths) > _PATHS_MOST or len(hook.exclude) > _PATHS_MOST:
         raise InvalidRequest(f"{where} has more than {_PATHS_MOST} paths", hint="name a folder")
     for path in (*hook.paths, *hook.exclude):

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from glob import has_magic, iglob
 
 from torpor_guest.keeping import KeeperFailed, plain
 
@@ -38,12 +39,17 @@ def find(
 ) -> list[Found]:
     """Return the databases that `paths` are or hold, or without paths those below `roots`.
 
+    A path may be a pattern; what fits it and is no database is passed over, and it is no failure if nothing fits.
+
     Raises:
         KeeperFailed: a path is not there or no database, or there is too much to look at.
     """
     walk = _Walk(exclude, deadline)
     for path in paths:
-        walk.named(os.path.abspath(path))
+        if has_magic(path):
+            walk.fitting(os.path.abspath(path))
+        else:
+            walk.named(os.path.abspath(path))
     if not paths:
         for root in roots:
             if os.path.isdir(root):
@@ -72,6 +78,19 @@ class _Walk:
             raise KeeperFailed(f"{_shown(path)} is no SQLite database")
         self._add(path, what)
 
+    def fitting(self, pattern: bytes) -> None:
+        for path in iglob(pattern):
+            self._look()
+            try:
+                what = os.stat(path)
+            except OSError:
+                continue
+            path = os.path.realpath(path)
+            if stat.S_ISDIR(what.st_mode):
+                self.below(path)
+            elif self._is_candidate(path, what) and _is_database(path):
+                self._add(path, what)
+
     def below(self, root: bytes) -> None:
         device = os.stat(root).st_dev
         pending = [root]
@@ -81,7 +100,7 @@ class _Walk:
             if (number.st_dev, number.st_ino) in self._seen or self._is_excluded(folder):
                 continue
             self._seen.add((number.st_dev, number.st_ino))
-            for entry in self._entries_of(folder, root):
+            for entry in self._entries_of(folder):
                 try:
                     what = entry.stat(follow_symlinks=False)
                 except OSError:
@@ -92,25 +111,28 @@ class _Walk:
                 elif self._is_candidate(entry.path, what) and _is_database(entry.path):
                     self._add(entry.path, what)
 
-    def _entries_of(self, folder: bytes, root: bytes) -> Iterator[os.DirEntry[bytes]]:
+    def _entries_of(self, folder: bytes) -> Iterator[os.DirEntry[bytes]]:
         try:
             listing = os.scandir(folder)
         except OSError:  # gone, or not ours to read
             return
         with listing:
             for entry in listing:
-                self._entries += 1
-                if self._entries > ENTRIES_MOST:
-                    raise KeeperFailed(
-                        f"there are more than {ENTRIES_MOST} files below {_shown(root)} and before it:"
-                        " name the databases in `paths`"
-                    )
-                if self._entries % _LOOK_AT_CLOCK == 0 and time.monotonic() > self._deadline:
-                    raise KeeperFailed(
-                        f"after {self._entries} files the search was not at its end (in {_shown(folder)}):"
-                        " name the databases in `paths`, or give it more time"
-                    )
+                self._look(folder)
                 yield entry
+
+    def _look(self, folder: bytes = b"a pattern") -> None:
+        """Count a name, and end a search that is too long."""
+        self._entries += 1
+        if self._entries > ENTRIES_MOST:
+            raise KeeperFailed(
+                f"there are more than {ENTRIES_MOST} files to look at: name the databases in `paths`"
+            )
+        if self._entries % _LOOK_AT_CLOCK == 0 and time.monotonic() > self._deadline:
+            raise KeeperFailed(
+                f"after {self._entries} files the search was not at its end (in {_shown(folder)}):"
+                " name the databases in `paths`, or give it more time"
+            )
 
     def _is_candidate(self, path: bytes, what: os.stat_result) -> bool:
         return (

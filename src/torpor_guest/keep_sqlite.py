@@ -16,10 +16,10 @@ from typing import Any
 from urllib.parse import quote_from_bytes
 
 from torpor_guest.find_sqlite import Found, find
-from torpor_guest.keeping import KeeperFailed, Nothing, left_s
+from torpor_guest.keeping import KeeperFailed, Nothing
 
 DATABASES_MOST = 256
-_CHECKPOINT_S = 1.0
+_CHECKPOINT_S = 0.3
 """A reader may hold up a checkpoint for as long as it likes; the snapshot is as good with a WAL in it."""
 _TRY_AGAIN_S = 0.002
 """Far shorter than SQLite's own steps: whoever writes all the time leaves short gaps."""
@@ -37,7 +37,7 @@ class SqliteKeeper:
         self._notes: list[str] = []
 
     def prepare(self, deadline: float) -> str:
-        """Find and open them, and move most of each WAL into its database."""
+        """Find and open them, and write most of each WAL into its database."""
         found = find(self._paths, self._roots, self._exclude, deadline)
         if not found:
             raise Nothing
@@ -54,8 +54,10 @@ class SqliteKeeper:
     def hold(self, deadline: float) -> str:
         """Empty each WAL, then begin a write transaction in each."""
         for found, connection in self._open:
-            self._checkpoint(found, connection, "TRUNCATE", min(_CHECKPOINT_S, left_s(deadline)))
+            is_empty = self._empty_wal(found, connection, deadline)
             self._begin(found, connection, deadline)
+            if not is_empty:
+                self._write_wal(found)
         notes = "".join(f"; {note}" for note in self._notes[:_NAMES_SHOWN])
         return (
             f"{_count(self._open)} held (SQLite {sqlite3.sqlite_version}): {self._names()}{notes}"
@@ -87,33 +89,49 @@ class SqliteKeeper:
         return f"{count} released"
 
     def _connect(self, found: Found, deadline: float) -> None:
-        uri = f"file:{quote_from_bytes(found.path)}?mode=rw"
         try:
-            connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=0)
+            connection = _opened(found)
         except sqlite3.Error as exc:
             if os.path.lexists(found.path):
                 raise KeeperFailed(f"{found.shown} cannot be opened: {exc}") from exc
             return  # removed meanwhile
         self._open.append((found, connection))
-        self._checkpoint(found, connection, "PASSIVE", 0)
+        self._checkpoint(found, connection, "PASSIVE")
+
+    def _empty_wal(self, found: Found, connection: sqlite3.Connection, deadline: float) -> bool:
+        """Have the WAL written into its database and emptied; return whether it could be."""
+        give_up_at = min(deadline, time.monotonic() + _CHECKPOINT_S)
+        while True:
+            if self._checkpoint(found, connection, "TRUNCATE")[0] == 0:
+                return True
+            if time.monotonic() >= give_up_at:
+                return False
+            time.sleep(_TRY_AGAIN_S)
+
+    def _write_wal(self, found: Found) -> None:
+        """Have a WAL that could not be emptied written into its database, now that nobody writes."""
+        with contextlib.closing(_opened(found)) as other:
+            busy, frames, written = self._checkpoint(found, other, "PASSIVE")
+        whole = busy == 0 and frames == written
+        self._notes.append(
+            f"{found.shown} holds all, and its WAL could not be emptied"
+            if whole
+            else f"a reader keeps a part of the WAL of {found.shown} from being written into it"
+        )
 
     def _checkpoint(
-        self, found: Found, connection: sqlite3.Connection, how: str, wait_s: float
-    ) -> None:
+        self, found: Found, connection: sqlite3.Connection, how: str
+    ) -> tuple[int, int, int]:
+        """Return whether others were in the way, the frames in the WAL, and those that the database has."""
         try:
-            connection.execute(f"PRAGMA busy_timeout = {round(wait_s * 1000)}")
-            busy, _, _ = connection.execute(f"PRAGMA wal_checkpoint({how})").fetchone()
-        except sqlite3.OperationalError as exc:
-            if how == "PASSIVE":
-                return  # locked now; the hold waits for it
-            busy = str(exc)
+            row = connection.execute(f"PRAGMA wal_checkpoint({how})").fetchone()
+            return int(row[0]), int(row[1]), int(row[2])
+        except sqlite3.OperationalError:  # locked
+            return 1, 0, 0
         except sqlite3.DatabaseError as exc:
             raise KeeperFailed(f"{found.shown}: {exc}") from exc
-        if busy and how == "TRUNCATE":
-            self._notes.append(f"the WAL of {found.shown} stays: a reader or writer is in it")
 
     def _begin(self, found: Found, connection: sqlite3.Connection, deadline: float) -> None:
-        connection.execute("PRAGMA busy_timeout = 0")
         while True:
             try:
                 connection.execute("BEGIN IMMEDIATE")
@@ -132,6 +150,12 @@ class SqliteKeeper:
         shown = [found.shown for found, _ in self._open[:_NAMES_SHOWN]]
         more = len(self._open) - len(shown)
         return ", ".join(shown) + (f" and {more} more" if more else "")
+
+
+def _opened(found: Found) -> sqlite3.Connection:
+    """Return a connection that waits for nobody."""
+    uri = f"file:{quote_from_bytes(found.path)}?mode=rw"
+    return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=0)
 
 
 def _count(found: list[tuple[Found, sqlite3.Connection]]) -> str:

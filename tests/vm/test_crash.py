@@ -35,6 +35,7 @@ CREATE = [
 DELETE = ["delete.intent", "delete.ended", "delete.removed", "delete.outcome"]
 CAPTURE = [
     "snapshot.intent",
+    "snapshot.held",
     "snapshot.quiet",
     "snapshot.paused",
     "snapshot.switched",

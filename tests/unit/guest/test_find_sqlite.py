@@ -82,3 +82,13 @@ def test_a_deep_tree(tmp_path: Path) -> None:
         os.close(here)
     (tmp_path / "z.db").write_bytes(CONTENT)
     assert names(tmp_path) == ["z.db"]
+
+
+def test_patterns(tmp_path: Path) -> None:
+    for name in ("a/x.db", "b/x.db", "b/text.db", "c/other"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"no" * 512 if "text" in name else CONTENT)
+    deadline = time.monotonic() + 20
+    patterns = [os.fsencode(f"{tmp_path}/{p}") for p in ("*/*.db", "none/*.db", "[c]")]
+    found = [each.shown for each in find(patterns, [], [], deadline)]
+    assert found == [f"{tmp_path}/{name}" for name in ("a/x.db", "b/x.db", "c/other")]

@@ -131,8 +131,29 @@ def test_a_reader_in_the_wal_is_told_of(tmp_path: Path) -> None:
             assert held.ask("prepare", 10)["ok"]
             answer = held.ask("hold", 10, 30)
             assert answer["ok"]
-            assert "the WAL of" in answer["message"]
+            assert "a reader keeps a part of the WAL" in answer["message"]
             assert not is_writable(db)
+
+
+def test_a_reader_of_all_keeps_the_wal_and_nothing_else(tmp_path: Path) -> None:
+    db = make(tmp_path / "x.db")
+    with (
+        contextlib.closing(sqlite3.connect(db, isolation_level=None)) as reader,
+        contextlib.closing(sqlite3.connect(db, isolation_level=None)) as writer,
+    ):
+        writer.execute("INSERT INTO rows VALUES (1, 1)")
+        reader.execute("BEGIN")
+        reader.execute("SELECT * FROM rows").fetchall()
+        with helper(kind="sqlite", paths=paths(db)) as held:
+            assert held.ask("prepare", 10)["ok"]
+            assert (
+                "holds all, and its WAL could not be emptied" in held.ask("hold", 10, 30)["message"]
+            )
+            assert held.ask("confirm")["ok"]
+            assert not is_writable(db), "also after another connection to it was closed"
+            shutil.copy(db, tmp_path / "copy")
+    with contextlib.closing(sqlite3.connect(tmp_path / "copy")) as alone:
+        assert alone.execute("SELECT count(*) FROM rows").fetchone() == (1,)
 
 
 def test_one_that_is_locked_by_another(tmp_path: Path) -> None:
