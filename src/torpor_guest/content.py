@@ -16,8 +16,8 @@ from torpor_guest.stream import Stream
 from torpor_guest.threads import in_thread
 from torpor_guest.users import User
 
-_BLOCK = 256 << 10
-"""Read or written in one go: a few frames, so that the hop into a thread costs little."""
+_BLOCK = 512 << 10
+"""Read or written in one go: some frames, so that the hop into a thread costs little."""
 
 
 async def read(stream: Stream, params: dict[str, Any]) -> dict[str, Any]:

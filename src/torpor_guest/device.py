@@ -22,6 +22,7 @@ PORT_NAME = "torpor.agent0"
 _PORTS = Path("/sys/class/virtio-ports")
 _READ_BYTES = 64 << 10
 _READS_A_TURN = 64
+"""256 KiB of a port."""
 _CLOGGED_BYTES = 256 << 10
 _JOIN_BYTES = 32 << 10
 _AWAY_ERRNOS = (errno.EPIPE, errno.ECONNRESET)
@@ -119,25 +120,32 @@ class Device:
         self._read()
 
     def _read(self) -> None:
-        for _ in range(_READS_A_TURN):
-            if self.closed.done():
-                return
-            try:
-                data = os.read(self._fd, _READ_BYTES)
-            except BlockingIOError:
-                self._is_away = False
-                return
-            except OSError as exc:
-                if exc.errno not in _AWAY_ERRNOS:
-                    self._fail(exc)
-                    return
-                data = b""
-            if not data:
-                self._left()
-                return
+        data, end = self._gather()
+        if data or isinstance(end, BlockingIOError):
             self._is_away = False
+        if data:
             self._owner.received(data)
-        self._loop.call_soon(self._read)  # others have their turn; edges are not repeated
+        if self.closed.done() or isinstance(end, BlockingIOError):
+            return
+        if end is None:
+            self._loop.call_soon(self._read)  # others have their turn; edges are not repeated
+        elif end.errno in _AWAY_ERRNOS:
+            self._left()
+        else:
+            self._fail(end)
+
+    def _gather(self) -> tuple[bytes, OSError | None]:
+        """Return what is there, a turn's worth at most, and why there is no more: a port gives 4 KiB a read."""
+        pieces: list[bytes] = []
+        for _ in range(_READS_A_TURN):
+            try:
+                piece = os.read(self._fd, _READ_BYTES)
+            except OSError as exc:
+                return b"".join(pieces), exc
+            if not piece:
+                return b"".join(pieces), BrokenPipeError(errno.EPIPE, "the host end is closed")
+            pieces.append(piece)
+        return b"".join(pieces), None
 
     def _left(self) -> None:
         if not self._is_away:

@@ -19,7 +19,7 @@ from torpor.sdk.client import Client, Connection, connection, raw_bytes
 from torpor.sdk.parse import file_info
 from torpor.sdk.results import Progress, Transfer
 
-CHUNK_BYTES = 256 << 10
+CHUNK_BYTES = 512 << 10
 WRITE_LIMIT_S = 300.0
 """Seconds the daemon may be silent while a large write becomes durable in the guest."""
 
@@ -279,9 +279,19 @@ class AsyncFilesystem:
     async def _copy(self, info: FileInfo, file: IO[bytes], progress: Progress | None) -> int:
         done = 0
         async with closing(self.read_stream(info.path)) as chunks:
+            pieces: list[bytes] = []
+            waiting = 0
             async for chunk in chunks:
-                await asyncio.to_thread(file.write, chunk)
-                done += len(chunk)
+                pieces.append(chunk)
+                waiting += len(chunk)
+                if waiting >= CHUNK_BYTES:
+                    await asyncio.to_thread(file.writelines, pieces)
+                    done, pieces, waiting = done + waiting, [], 0
+                    if progress is not None:
+                        progress(done, max(done, info.size_bytes))
+            if pieces:
+                await asyncio.to_thread(file.writelines, pieces)
+                done += waiting
                 if progress is not None:
                     progress(done, max(done, info.size_bytes))
         os.fchmod(file.fileno(), info.mode & 0o777 | 0o200)
