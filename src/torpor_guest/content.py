@@ -16,7 +16,7 @@ from torpor_guest.stream import Stream
 from torpor_guest.threads import in_thread
 from torpor_guest.users import User
 
-_BLOCK = 512 << 10
+_BLOCK = 256 << 10
 """Read or written in one go: some frames, so that the hop into a thread costs little."""
 
 

@@ -21,8 +21,7 @@ from typing import Protocol
 PORT_NAME = "torpor.agent0"
 _PORTS = Path("/sys/class/virtio-ports")
 _READ_BYTES = 64 << 10
-_READS_A_TURN = 64
-"""256 KiB of a port."""
+_TURN_BYTES = 64 << 10
 _CLOGGED_BYTES = 256 << 10
 _JOIN_BYTES = 32 << 10
 _AWAY_ERRNOS = (errno.EPIPE, errno.ECONNRESET)
@@ -137,7 +136,8 @@ class Device:
     def _gather(self) -> tuple[bytes, OSError | None]:
         """Return what is there, a turn's worth at most, and why there is no more: a port gives 4 KiB a read."""
         pieces: list[bytes] = []
-        for _ in range(_READS_A_TURN):
+        size = 0
+        while size < _TURN_BYTES:
             try:
                 piece = os.read(self._fd, _READ_BYTES)
             except OSError as exc:
@@ -145,6 +145,7 @@ class Device:
             if not piece:
                 return b"".join(pieces), BrokenPipeError(errno.EPIPE, "the host end is closed")
             pieces.append(piece)
+            size += len(piece)
         return b"".join(pieces), None
 
     def _left(self) -> None:

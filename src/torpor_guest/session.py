@@ -18,7 +18,7 @@ from torpor_guest.stream import Mux, Stream, StreamBroken
 Method = Callable[[Stream, "dict[str, Any]"], Awaitable["dict[str, Any]"]]
 
 MAX_STREAMS = 1024
-WINDOW = 1 << 20
+WINDOW = 512 << 10
 """Bytes that the host may have under way to us in one stream."""
 CAPABILITIES = (
     "exec",

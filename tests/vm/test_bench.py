@@ -27,7 +27,14 @@ def test_a_quick_look(base: str, vm_home: Home, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     names = {figure["name"] for figure in found["figures"]}
-    assert names == {"exec.true", "bytes.idle", "bytes.work", "memory.fork", "memory.guest"}
+    assert names == {
+        "exec.true",
+        "exec.true.inside",
+        "bytes.idle",
+        "bytes.work",
+        "memory.fork",
+        "memory.guest",
+    }
     assert found["missed"] == []
     assert all(figure["torpor"]["median"] > 0 for figure in found["figures"])
     assert "no plot: the pause was not measured" in result.stderr

@@ -9,13 +9,23 @@ from collections.abc import Callable, Iterator
 from torpor.base.units import MIB
 from torpor.bench.figures import Figure, Goal, Series
 from torpor.bench.floor import BarePort
-from torpor.bench.rig import Rig
+from torpor.bench.rig import Rig, root
 from torpor.sdk.loop import loop_thread
+from torpor.sdk.sync_sandbox import Sandbox
 
 _OTHER_RAM_MIB = 64
 """More than the template's own: there is no snapshot of that size, so the create is a cold boot."""
 _BOOT_LIMIT_S = 300.0
 _BATCH = 10
+_SPAWN = """
+import os, sys, time
+for n in range(1 + int(sys.argv[1])):
+    begun = time.perf_counter()
+    os.waitpid(os.posix_spawn("/bin/sh", ["/bin/sh", "-c", "true"], {}), 0)
+    if n:
+        print((time.perf_counter() - begun) * 1000)
+"""
+"""Run in the guest; the first is left out, since it is the emulator translating."""
 
 
 def cold_boot(rig: Rig) -> Iterator[Figure]:
@@ -46,6 +56,7 @@ def exec_round_trip(rig: Rig) -> Iterator[Figure]:
     """`true` through SDK, daemon, channel and agent, beside one line echoed on the bare port, in turns."""
     ours: list[float] = []
     bare: list[float] = []
+    inside: list[float] = []
     with rig.sandbox() as sandbox, bare_port(rig) as port:
         for round_ in range(1 + rig.times(30, 3)):
             found = [took(lambda: sandbox.exec("true")) for _ in range(_BATCH)]
@@ -53,6 +64,7 @@ def exec_round_trip(rig: Rig) -> Iterator[Figure]:
             if round_:  # the first is the emulator translating, and connections being made
                 ours += found
                 bare += echoes
+                inside += _spawned_inside(sandbox, rig.times(3, 3))
     yield Figure(
         name="exec.true",
         what="exec `true`, round trip",
@@ -62,6 +74,20 @@ def exec_round_trip(rig: Rig) -> Iterator[Figure]:
         beside_what="a line echoed on the bare port",
         goal=Goal("more by at most", 3),
     )
+    yield Figure(
+        name="exec.true.inside",
+        what="exec `true`, round trip",
+        unit="ms",
+        ours=Series.of(ours),
+        beside=Series.of(inside),
+        beside_what="a program in the guest starts `sh -c true` and waits for it",
+    )
+
+
+def _spawned_inside(sandbox: Sandbox, times: int) -> list[float]:
+    """Return how long the guest itself takes to start the same command and see it end: no less can be had."""
+    said = root(sandbox, f"python3 -S -c '{_SPAWN}' {times}")
+    return [float(word) for word in said.split()]
 
 
 def files(rig: Rig) -> Iterator[Figure]:

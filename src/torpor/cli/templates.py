@@ -121,8 +121,10 @@ def build_progress() -> Iterator[Callable[[BuildEvent], object]]:
         seen: set[str] = set()
 
         def line(event: BuildEvent) -> None:
-            if event.step not in seen:
-                seen.add(event.step)
+            # of the plan each word: also that another build of the same is waited for
+            key = f"{event.step} {event.message}" if event.step == "plan" else event.step
+            if key not in seen:
+                seen.add(key)
                 print(f"{event.step}: {visible(event.message)}", file=sys.stderr)
 
         yield line

@@ -6,8 +6,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from torpor.cli import templates
 from torpor.cli.output import age, left, pairs, span, visible
 from torpor.errors import InvalidRequest
+from torpor.model import BuildEvent
 
 
 @pytest.mark.parametrize(
@@ -38,3 +40,22 @@ def test_pairs() -> None:
     for wrong in ("a", "=1", ""):
         with pytest.raises(InvalidRequest, match="KEY=VALUE"):
             pairs([wrong], "--env")
+
+
+def test_a_build_that_waits_for_another_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(templates, "stderr_is_terminal", lambda: False)
+    with templates.build_progress() as progress:
+        for step, message in (
+            ("plan", "recipe base is 0123"),
+            ("plan", "another process builds the same recipe; waiting"),
+            ("packages", "1 of 9"),
+            ("packages", "2 of 9"),
+        ):
+            progress(BuildEvent(step=step, message=message, fraction=0.1))
+    assert capsys.readouterr().err.splitlines() == [
+        "plan: recipe base is 0123",
+        "plan: another process builds the same recipe; waiting",
+        "packages: 1 of 9",
+    ]
