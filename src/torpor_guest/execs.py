@@ -191,6 +191,14 @@ class Execs:
             self._forget(command)
         return len(ended)
 
+    def forget_one(self, exec_id: object) -> int:
+        """Keep nothing of one command if it has ended and nobody follows it; return how many that were."""
+        command = self._commands.get(_check_id(exec_id))
+        if command is None or command.is_running or command.followers:
+            return 0
+        self._forget(command)
+        return 1
+
     def _forget(self, command: Command) -> None:
         del self._commands[command.request.exec_id]
         self._journal.forget(command.request.exec_id)

@@ -29,6 +29,7 @@ def table(execs: Execs, system: System, snapshots: SnapshotMethods) -> Mapping[s
         "exec.get": commands.get,
         "exec.list": commands.list,
         "exec.forget": _after_thaw(commands.forget),
+        "exec.drop": _after_thaw(commands.drop),
         "processes": commands.processes,
         "stat": files.stat_path,
         "list_dir": files.list_dir,
@@ -113,6 +114,10 @@ class CommandMethods:
     async def forget(self, stream: Stream, params: dict[str, Any]) -> dict[str, Any]:
         """Keep nothing of the commands that have ended; answer how many those were."""
         return {"count": self._execs.forget_ended()}
+
+    async def drop(self, stream: Stream, params: dict[str, Any]) -> dict[str, Any]:
+        """Keep nothing of one command, if it has ended; answer whether it was there, as a count."""
+        return {"count": self._execs.forget_one(params.get("exec_id"))}
 
     async def processes(self, stream: Stream, params: dict[str, Any]) -> dict[str, Any]:
         """Send the guest's processes, kernel threads left out."""

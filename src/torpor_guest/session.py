@@ -23,6 +23,7 @@ WINDOW = 512 << 10
 CAPABILITIES = (
     "exec",
     "exec.run",
+    "exec.drop",
     "files",
     "archive",
     "processes",

@@ -93,7 +93,16 @@ class FakeGuest(FakeFiles):
             agent_version="fake",
             protocol_version=1,
             capabilities=frozenset(
-                {"exec", "exec.run", "files", "archive", "processes", "system", "snapshots"}
+                {
+                    "exec",
+                    "exec.run",
+                    "exec.drop",
+                    "files",
+                    "archive",
+                    "processes",
+                    "system",
+                    "snapshots",
+                }
             ),
             boot_id="00000000-0000-0000-0000-000000000000",
             agent_pid=os.getpid(),
@@ -215,6 +224,15 @@ class FakeGuest(FakeFiles):
         """See `Guest.exec_list`."""
         self._check()
         return [found.now() for found in self.execs.values()]
+
+    async def exec_drop(self, exec_id: ExecId) -> bool:
+        """See `Guest.exec_drop`."""
+        self._check()
+        found = self.execs.get(exec_id)
+        if found is None or found.info.state == "running":
+            return False
+        del self.execs[exec_id]
+        return True
 
     async def exec_forget(self) -> int:
         """See `Guest.exec_forget`."""

@@ -99,6 +99,10 @@ class ExecCalls(Calls):
         """See `Guest.exec_forget`."""
         return count(await self._channel.call("exec.forget", {}), "count")
 
+    async def exec_drop(self, exec_id: ExecId) -> bool:
+        """See `Guest.exec_drop`."""
+        return count(await self._channel.call("exec.drop", {"exec_id": exec_id}), "count") > 0
+
     async def processes(self) -> list[ProcessInfo]:
         """See `Guest.processes`."""
         return await self._all_items("processes", {}, process_info, limit=_MAX_PROCESSES)

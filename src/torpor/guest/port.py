@@ -103,6 +103,14 @@ class Guest(Protocol):
         """Have the agent keep nothing of execs that have ended and are not followed; return how many those were."""
         ...
 
+    async def exec_drop(self, exec_id: ExecId) -> bool:
+        """Have the agent keep nothing of one exec; False: it runs, somebody follows it, or there is none.
+
+        Only for agents with the capability `exec.drop`. For commands of ours that nobody will ask after: the
+        agent keeps the last few hundred, and they would push out a user's.
+        """
+        ...
+
     async def processes(self) -> list[ProcessInfo]:
         """Return the guest's processes, kernel threads left out."""
         ...

@@ -232,6 +232,20 @@ async def test_what_has_ended_can_be_forgotten(guest: Guest) -> None:
     await guest.exec_signal(running, 9)
 
 
+async def test_one_that_has_ended_can_be_dropped(guest: Guest) -> None:
+    ended, other, running = fresh_id(), fresh_id(), fresh_id()
+    await run(guest, "echo kept", exec_id=ended)
+    await run(guest, "echo kept", exec_id=other)
+    await guest.exec_start(running, ExecSpec(command="exec sleep 47"))
+    assert "exec.drop" in guest.info.capabilities
+    assert await guest.exec_drop(ended)
+    assert not await guest.exec_drop(ended)
+    assert not await guest.exec_drop(running)
+    known = {info.exec_id for info in await guest.exec_list()}
+    assert known & {ended, other, running} == {other, running}
+    await guest.exec_signal(running, 9)
+
+
 async def test_processes_tell_whose_they_are(guest: Guest) -> None:
     exec_id = fresh_id()
     await guest.exec_start(exec_id, ExecSpec(command="exec sleep 47"))

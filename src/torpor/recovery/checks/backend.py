@@ -120,14 +120,22 @@ def make_host() -> Host:
     return host
 
 
-async def in_thread(probe: ProbeMachine, deadline_s: float, look: Callable[[Attempt], T]) -> T:
+async def in_thread(
+    threads: concurrent.futures.Executor,
+    probe: ProbeMachine,
+    deadline_s: float,
+    look: Callable[[Attempt], T],
+) -> T:
     """Return what `look` returns, run in a worker thread in which testinfra works until `deadline_s`.
 
     When this is cancelled, or the deadline is over, what the thread does in the machine is ended and the
     thread has ended too.
 
     Args:
+        threads: where it runs.
+        probe: the machine.
         deadline_s: of the loop's clock.
+        look: what to run.
 
     Raises:
         TimeoutError: the deadline is over.
@@ -138,7 +146,7 @@ async def in_thread(probe: ProbeMachine, deadline_s: float, look: Callable[[Atte
     context = contextvars.copy_context()
     context.run(_attempt.set, attempt)
     loop = asyncio.get_running_loop()
-    thread = loop.run_in_executor(None, context.run, _guarded, look, attempt)
+    thread = loop.run_in_executor(threads, context.run, _guarded, look, attempt)
     try:
         return await asyncio.shield(thread)
     except asyncio.CancelledError:

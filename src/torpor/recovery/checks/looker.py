@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
 from torpor.recovery.checks.baseline import Baseline, Comparer
@@ -23,21 +24,38 @@ class Looker:
     """Knows a machine, and what its checks are compared with. Made by `make`."""
 
     def __init__(
-        self, probe: ProbeMachine, engine: Any, *, inventory: Baseline | None, turn: TurnSpec | None
+        self,
+        probe: ProbeMachine,
+        engine: Any,
+        *,
+        inventory: Baseline | None,
+        turn: TurnSpec | None,
+        parallel: int,
     ) -> None:
         self._probe = probe
         self._engine = engine
+        # threads of its own: they wait for the machine, and the loop's own pool is for work on this host
+        self._threads = ThreadPoolExecutor(parallel, thread_name_prefix="torpor-check")
         self._host = engine.make_host()
         self._comparer = Comparer(inventory)
         self._turn = turn
 
     @classmethod
     async def make(
-        cls, probe: ProbeMachine, *, inventory: Baseline | None, turn: TurnSpec | None
+        cls,
+        probe: ProbeMachine,
+        *,
+        inventory: Baseline | None,
+        turn: TurnSpec | None,
+        parallel: int,
     ) -> Self:
-        """Return one; testinfra is imported in a thread, for that takes a while the first time."""
+        """Return one, to be closed; testinfra is imported in a thread, for that takes a while the first time."""
         engine = await asyncio.to_thread(importlib.import_module, "torpor.recovery.checks.look")
-        return cls(probe, engine, inventory=inventory, turn=turn)
+        return cls(probe, engine, inventory=inventory, turn=turn, parallel=parallel)
+
+    def close(self) -> None:
+        """Give the threads back. Only when nothing is being looked at any more."""
+        self._threads.shutdown(wait=False)
 
     async def look(self, check: Check) -> Facts:
         """Return what was found.
@@ -67,7 +85,7 @@ class Looker:
         look: Callable[..., Facts] = self._engine.LOOKS[check.kind]
         deadline_s = asyncio.get_running_loop().time() + within_s
         found: Facts = await self._engine.in_thread(
-            self._probe, deadline_s, lambda attempt: look(self._host, check, attempt)
+            self._threads, self._probe, deadline_s, lambda attempt: look(self._host, check, attempt)
         )
         return found
 

@@ -20,7 +20,7 @@ Search = Callable[[str, Sequence[str]], Awaitable[bool]]
 
 COMPARISONS = ("gt", "ge", "lt", "le")
 _FINDS = {"pattern", "and", "or", "contain-element", "contain-elements", "contain-substring",
-          "match-regexp", "have-prefix"}  # fmt: skip
+          "have-prefix"}  # fmt: skip
 """What still holds when more output follows."""
 
 

@@ -7,8 +7,8 @@ limit is over or the caller is cancelled; nothing goes on in the machine for a c
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -112,6 +112,7 @@ class GuestProbe:
         except BaseException:
             await finish(self._kill(exec_id), within_s=5)
             raise
+        await self._drop(exec_id)
         assert info.exit_code is not None
         return Ran(
             exit_code=info.exit_code,
@@ -141,6 +142,12 @@ class GuestProbe:
             end = begin + STDIN_CHUNK_BYTES
             await self._guest.exec_stdin(exec_id, data[begin:end], eof=end >= len(data))
 
+    async def _drop(self, exec_id: ExecId) -> None:
+        """Keep nothing of a command that has ended: a few runs would push out what the user ran."""
+        if "exec.drop" in self._guest.info.capabilities:
+            with contextlib.suppress(TorporError):  # that it ended, and how, is known all the same
+                await self._guest.exec_drop(exec_id)
+
     async def _kill(self, exec_id: ExecId) -> None:
         try:
             await self._guest.exec_signal(exec_id, 9)
@@ -161,7 +168,7 @@ class _Kept:
         kept += event.data[: max(0, self._limit - len(kept))]
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def probing(engine: EnginePort, sandbox_id: SandboxId) -> AsyncIterator[GuestProbe]:
     """Enter with a probe of a sandbox, which is woken if it sleeps and kept awake meanwhile.
 

@@ -78,15 +78,18 @@ async def run_checks(
     Raises:
         WrongState, NotFound, GenerationChanged: the machine was taken away meanwhile; there is no report.
     """
-    looker = await Looker.make(probe, inventory=inventory, turn=turn)
+    looker = await Looker.make(probe, inventory=inventory, turn=turn, parallel=parallel)
     run = _Run(looker, progress, clock or SystemClock(), sleep)
     began_at, began_s = run.clock.now(), run.clock.monotonic_s()
     checks = [*plan.checks]
-    if plan.folders:
-        checks = await run.with_executables(plan, probe)
-    results = await run.all(checks, within_seconds, parallel)
-    if run.was_unreachable:
-        results.append(await run.one(_ANSWERS))
+    try:
+        if plan.folders:
+            checks = await run.with_executables(plan, probe)
+        results = await run.all(checks, within_seconds, parallel)
+        if run.was_unreachable:
+            results.append(await run.one(_ANSWERS))
+    finally:
+        looker.close()
     return CheckReport(
         source=plan.source,
         started_at=began_at,
