@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torpor import errors
     from torpor.memory import Memory
+    from torpor.sdk.changes import AsyncChange
     from torpor.sdk.client import Client
     from torpor.sdk.daemon_memory import AsyncDaemonMemory
     from torpor.sdk.sandbox import AsyncSandbox
     from torpor.sdk.snapshots import AsyncSnapshot
+    from torpor.sdk.sync_changes import Change
     from torpor.sdk.sync_memory import DaemonMemory
     from torpor.sdk.sync_sandbox import Sandbox
     from torpor.sdk.sync_snapshots import Snapshot
@@ -25,11 +27,13 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "AsyncChange",
     "AsyncDaemonMemory",
     "AsyncSandbox",
     "AsyncSnapshot",
     "AsyncTemplates",
     "AsyncTokens",
+    "Change",
     "Client",
     "DaemonMemory",
     "Memory",
@@ -42,11 +46,13 @@ __all__ = [
 ]
 
 _HOMES = {
+    "AsyncChange": "torpor.sdk.changes",
     "AsyncDaemonMemory": "torpor.sdk.daemon_memory",
     "AsyncSandbox": "torpor.sdk.sandbox",
     "AsyncSnapshot": "torpor.sdk.snapshots",
     "AsyncTemplates": "torpor.sdk.templates",
     "AsyncTokens": "torpor.sdk.tokens",
+    "Change": "torpor.sdk.sync_changes",
     "Client": "torpor.sdk.client",
     "DaemonMemory": "torpor.sdk.sync_memory",
     "Memory": "torpor.memory",

@@ -25,6 +25,8 @@
     ├── CommandFailed             422  a command ended with a status other than 0 (`check=True`)
     ├── CheckFailed               422  a required check fails
     ├── CheckInconclusive         422  it could not be told whether a required check passes
+    ├── ChangeRolledBack          422  a change was rolled back
+    ├── ChangeFailed              500  a change could not be begun, or not be undone
     ├── BuildFailed               500  a template could not be built
     └── DataDamaged               500  stored data is not what was written
 
@@ -41,6 +43,8 @@ from typing import Any, ClassVar
 __all__ = [
     "BuildFailed",
     "Busy",
+    "ChangeFailed",
+    "ChangeRolledBack",
     "CheckFailed",
     "CheckInconclusive",
     "CommandFailed",
@@ -233,6 +237,18 @@ class CheckInconclusive(TorporError):
     """Raised by `CheckReport.check` when nothing fails but a required check could not be told."""
 
     code, http_status, exit_code, retryable = "check.inconclusive", 422, 91, True
+
+
+class ChangeRolledBack(TorporError):
+    """Raised by `Change.check` when a change was rolled back; also the exit code of `torpor change` then."""
+
+    code, http_status, exit_code = "change.rolled_back", 422, 96
+
+
+class ChangeFailed(TorporError):
+    """Raised when a change could not be begun, or could not be undone; the message says which."""
+
+    code, http_status, exit_code = "change.failed", 500, 97
 
 
 class BuildFailed(TorporError):

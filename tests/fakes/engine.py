@@ -23,6 +23,7 @@ from tests.fakes.engine_files import FakeFiles
 from tests.fakes.engine_snapshots import FakeSnapshots, void
 from torpor.base.home import Home
 from torpor.base.ids import is_id, new_id
+from torpor.db.database import Database
 from torpor.errors import (
     BuildFailed,
     CommandLost,
@@ -93,6 +94,7 @@ class FakeGuest:
         self.marks: Counter[str] = Counter()
         self.attached = 0
         self.reachable = True
+        self.boot_id = "boot"
         self.is_cut = asyncio.Event()
         """Set when its machine was ended or put back: whoever follows it finds the channel cut."""
 
@@ -118,7 +120,7 @@ class FakeGuest:
             agent_version="fake",
             protocol_version=1,
             capabilities=frozenset(),
-            boot_id="boot",
+            boot_id=self.boot_id,
             agent_pid=1,
         )
 
@@ -409,8 +411,8 @@ class FakeEngine(FakeSnapshots):
             found.kill(9)
         return self._set(sandbox_id, SandboxState.DELETED)
 
-    async def pause(self, sandbox_id: SandboxId) -> SandboxInfo:
-        self.claims.check(sandbox_id, "pause")
+    async def pause(self, sandbox_id: SandboxId, *, holder: str | None = None) -> SandboxInfo:
+        self.claims.check(sandbox_id, "pause", holder)
         self._need(sandbox_id, SandboxState.RUNNING, SandboxState.PAUSED)
         return self._set(sandbox_id, SandboxState.PAUSED)
 
@@ -522,4 +524,6 @@ class FakeEngine(FakeSnapshots):
 
 def open_engine(home: Home) -> FakeEngine:
     """Stand in for `torpor.sandboxes.engine.open_engine`."""
+    home.prepare()
+    Database.open(home.database).close()
     return FakeEngine(home, folder=home.tmp)

@@ -69,6 +69,7 @@ class FakeSnapshots:
         """Whose RAM belongs to another driver."""
         self.will_not_freeze = False
         self.claims = Claims()
+        self.disk_is_full = False
         self.needs: dict[tuple[SnapshotId, str], str] = {}
         self.room: int | None = None
         """How many more sandboxes fit."""
@@ -334,6 +335,11 @@ class FakeSnapshots:
                 generation=found.info.generation + 1,
             )
         return found.info
+
+    async def check_room(self, sandbox_id: SandboxId) -> None:
+        self._found(sandbox_id)
+        if self.disk_is_full:
+            raise InsufficientResources("a snapshot may write 512 MiB and 1 MiB are free")
 
     async def claim(self, sandbox_id: SandboxId, claim: Claim | None, holder: str) -> None:
         if claim is None:

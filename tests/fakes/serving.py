@@ -14,6 +14,7 @@ from tests.fakes.engine import FakeEngine
 from torpor.access import Access, open_access
 from torpor.base.home import Home
 from torpor.model_access import Scope
+from torpor.recovery.desk import Recovery
 from torpor.server.app import serving_app
 from torpor.server.daemon import listening
 from torpor.server.gate import TcpDoor, UnixDoor
@@ -87,7 +88,8 @@ def serving(home: Home) -> Iterator[ServerThread]:
     home.prepare()
     server = ServerThread()
     access = open_access(home)
-    app = serving_app(server.engine, access)
+    recovery = server.run(_recovery(home, server.engine))
+    app = serving_app(server.engine, access, recovery)
     context = listening(server.run(app.__aenter__()), listen_unix(home.socket), UnixDoor())
     server.run(context.__aenter__())
     try:
@@ -95,8 +97,15 @@ def serving(home: Home) -> Iterator[ServerThread]:
     finally:
         server.run(context.__aexit__(None, None, None))
         server.run(app.__aexit__(None, None, None))
+        server.run(recovery.aclose())
         access.close()
         server.close()
+
+
+async def _recovery(home: Home, engine: FakeEngine) -> Recovery:
+    recovery = Recovery(home, engine)
+    await recovery.start()
+    return recovery
 
 
 @contextlib.contextmanager
@@ -107,7 +116,8 @@ def serving_tcp(home: Home, **door: Any) -> Iterator[Tcp]:
     access = open_access(home)
     listener = listen_tcp("127.0.0.1", 0)
     port = listener.getsockname()[1]
-    app = serving_app(server.engine, access)
+    recovery = server.run(_recovery(home, server.engine))
+    app = serving_app(server.engine, access, recovery)
     context = listening(server.run(app.__aenter__()), listener, TcpDoor(access, Hosts(), **door))
     server.run(context.__aenter__())
     try:
@@ -115,6 +125,7 @@ def serving_tcp(home: Home, **door: Any) -> Iterator[Tcp]:
     finally:
         server.run(context.__aexit__(None, None, None))
         server.run(app.__aexit__(None, None, None))
+        server.run(recovery.aclose())
         access.close()
         server.close()
 

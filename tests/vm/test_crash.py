@@ -74,8 +74,23 @@ ELSEWHERE = {
     "merge.made",
     "merge.durable",
     "merge.noted",
+    "change.idle",
+    "change.quiescing",
+    "change.captured",
+    "change.snapshotted",
+    "change.changing",
+    "change.started",
+    "change.ended",
+    "change.verifying",
+    "change.verified",
+    "change.probation",
+    "change.kept",
+    "change.undoing",
+    "change.saved",
+    "change.back",
+    "change.undone",
 }
-"""Tested with the crash tests of templates and of merging."""
+"""Tested with the crash tests of templates, of merging and of changes."""
 
 
 @pytest.fixture(scope="module")

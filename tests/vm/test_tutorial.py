@@ -26,6 +26,7 @@ from tests.style.markdown import ROOT, Block, blocks
 from torpor import Sandbox, Snapshot
 
 README = ROOT / "README.md"
+CHANGE = ROOT / "docs/how-to/change-without-fear.md"
 RECOVER = ROOT / "docs/how-to/recover.md"
 
 
@@ -84,7 +85,17 @@ def tidy(base: str) -> Iterator[None]:
 
 
 def test_every_block_of_the_readme(shell: Shell, tidy: None) -> None:
-    found = blocks(README)
+    _run_blocks(README, shell)
+    assert not [s.id for s in Sandbox.list() if s.info.metadata.get("job") == "tutorial"]
+
+
+def test_every_block_of_changing_without_fear(shell: Shell, tidy: None) -> None:
+    _run_blocks(CHANGE, shell)
+    assert not [s.id for s in Sandbox.list() if s.info.metadata.get("name") == "hermes-1"]
+
+
+def _run_blocks(path: Path, shell: Shell) -> None:
+    found = blocks(path)
     names: dict[str, Any] = {"__name__": "readme"}
     for number, block in enumerate(found):
         if block.not_run is not None or block.language == "text":
@@ -97,7 +108,6 @@ def test_every_block_of_the_readme(shell: Shell, tidy: None) -> None:
         else:
             assert block.language == "console", f"{block.place}: nobody runs {block.language!r}"
             _run_console(block, shell)
-    assert not [s.id for s in Sandbox.list() if s.info.metadata.get("job") == "tutorial"]
 
 
 def test_files_come_out_by_hand_as_recover_says(

@@ -37,6 +37,16 @@ class Home:
         return self.root / "memory.db"
 
     @property
+    def workflows(self) -> Path:
+        """The SQLite file of the durable workflows, mode 0600; made when the first one begins."""
+        return self.root / "workflows.db"
+
+    @property
+    def changes(self) -> Path:
+        """What machines held before their changes, one folder a change that is open; made when needed."""
+        return self.root / "changes"
+
+    @property
     def socket(self) -> Path:
         """The daemon's Unix socket, mode 0600."""
         return self.root / "torpord.sock"

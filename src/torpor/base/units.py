@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(|s|m|min|h|d)")
 
 
 def format_bytes(size_bytes: float) -> str:
@@ -15,6 +18,14 @@ def format_bytes(size_bytes: float) -> str:
             return f"{size:.0f} {unit}" if unit == "B" or size >= 10 else f"{size:.1f} {unit}"
         size /= 1024
     return f"{size:.1f} TiB"
+
+
+def parse_seconds(text: str) -> float:
+    """Return the seconds that `90`, `90s`, `10m`, `2h` or `1d` mean. Raises `ValueError`."""
+    found = _DURATION.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f"{text!r} is no duration; such as 90, 90s, 10m, 2h or 1d is wanted")
+    return float(found[1]) * {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}[found[2]]
 
 
 def format_seconds(seconds: float) -> str:

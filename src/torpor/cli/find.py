@@ -1,4 +1,4 @@
-"""Finds the sandbox that an id, or the beginning of one, means."""
+"""Finds the sandbox that an id, the beginning of one, or a name means."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ if TYPE_CHECKING:
     from torpor.sdk.sync_sandbox import Sandbox
 
 SandboxArg = Annotated[
-    str, typer.Argument(metavar="SANDBOX", help="Its id, or the beginning of it.")
+    str, typer.Argument(metavar="SANDBOX", help="Its id, the beginning of it, or its name.")
 ]
 
 
 def find(text: str) -> Sandbox:
-    """Return the sandbox whose id is `text` or begins with it, with or without `sbx_`.
+    """Return the sandbox whose id is `text` or begins with it, with or without `sbx_`, or whose name it is.
+
+    A name is what the metadata `name` says (`torpor create --name`); it wins over the beginning of an id.
 
     Raises:
         NotFound: there is none.
@@ -29,9 +31,14 @@ def find(text: str) -> Sandbox:
     if is_id(text, "sbx"):
         return Sandbox.handle(text)
     begins = (text, f"sbx_{text}")
-    found = [sandbox for sandbox in Sandbox.list(page_size=1000) if sandbox.id.startswith(begins)]
-    if not text or not found:
-        raise NotFound(f"no sandbox's id begins with {text!r}", hint="`torpor ls` lists them")
+    there = list(Sandbox.list(page_size=1000))
+    found = [s for s in there if text and s.info.metadata.get("name") == text]
+    found = found or [s for s in there if text and s.id.startswith(begins)]
+    if not found:
+        raise NotFound(
+            f"no sandbox has the name {text!r}, or an id that begins so",
+            hint="`torpor ls` lists them",
+        )
     if len(found) > 1:
         raise InvalidRequest(
             f"{text!r} can be any of {', '.join(sorted(s.id for s in found)[:5])}",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from torpor.base.ids import check_name
 from torpor.base.units import format_bytes
 from torpor.cli.find import SandboxArg, find
 from torpor.cli.output import (
@@ -51,6 +52,9 @@ def create(
     metadata: Annotated[
         list[str] | None, typer.Option("-m", "--metadata", metavar="KEY=VALUE", help="Your labels.")
     ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="A name for it, as its metadata `name`; commands take it.")
+    ] = None,
     ttl: Annotated[int | None, typer.Option(help="Seconds until it ends; default: never.")] = None,
     on_timeout: Annotated[str, typer.Option(help="`delete` or `hibernate`.")] = "delete",
     idle: Annotated[
@@ -70,6 +74,9 @@ def create(
         raise InvalidRequest(
             f"--on-timeout {on_timeout!r} is not known", hint="--on-timeout delete|hibernate"
         )
+    labels = pairs(metadata or [], "--metadata")
+    if name is not None:
+        labels["name"] = check_name(name, "sandbox")
     sandbox = Sandbox.create(
         template,
         vcpus=vcpus,
@@ -77,7 +84,7 @@ def create(
         disk_gib=disk_gib,
         network="user" if network == "user" else "none",
         env=pairs(env or [], "--env"),
-        metadata=pairs(metadata or [], "--metadata"),
+        metadata=labels,
         ttl_seconds=ttl,
         on_timeout="delete" if on_timeout == "delete" else "hibernate",
         idle_seconds=idle,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Column, Index, Integer, MetaData, String, Table, Text
+from sqlalchemy import BigInteger, Boolean, Column, Index, Integer, MetaData, String, Table, Text
 
 metadata = MetaData(
     naming_convention={
@@ -59,3 +59,25 @@ protection = Table(
     Column("created_at", BigInteger, nullable=False),
 )
 Index("ix_protection_holder", protection.c.holder)
+
+change = Table(
+    "change",
+    metadata,
+    Column("id", String(32), primary_key=True),
+    Column("sandbox_id", String(32), nullable=False),
+    # the sandbox's id while the change is open, else null: so that there is one at a time
+    Column("open_on", String(32), unique=True),
+    Column("state", String(16), nullable=False),
+    # what is asked for when the same is tried again; folded, see `db.changes.folded`
+    Column("target", Text),
+    Column("is_bad_target", Boolean, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("ended_at", BigInteger),
+    # `model_changes.ChangeInfo` and `ChangeSpec`
+    Column("info", Text, nullable=False),
+    Column("spec", Text, nullable=False),
+    # what the transaction itself has to know of its steps
+    Column("notes", Text, nullable=False),
+    Column("report", Text, nullable=False),
+)
+Index("ix_change_sandbox_id_created_at", change.c.sandbox_id, change.c.created_at)

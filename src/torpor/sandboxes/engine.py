@@ -81,7 +81,14 @@ from torpor.sandboxes.requests import (
     check_spec,
 )
 from torpor.sandboxes.retention import superseded
-from torpor.sandboxes.room import image_of, keep_room, make_room
+from torpor.sandboxes.room import (
+    WORK_MARGIN_BYTES,
+    check_capture,
+    check_start,
+    image_of,
+    keep_room,
+    make_room,
+)
 from torpor.sandboxes.task import SandboxTask
 from torpor.sandboxes.template_users import template_users
 from torpor.sandboxes.warm import WarmTemplates
@@ -301,9 +308,9 @@ class Engine:
         self._supervisor.launch(self.collect(), name="collect")
         return info
 
-    async def pause(self, sandbox_id: SandboxId) -> SandboxInfo:
+    async def pause(self, sandbox_id: SandboxId, *, holder: str | None = None) -> SandboxInfo:
         """Stop a sandbox's vCPUs."""
-        self._claims.check(sandbox_id, "pause")
+        self._claims.check(sandbox_id, "pause", holder)
         return await (await self._task(sandbox_id)).pause()
 
     async def resume(self, sandbox_id: SandboxId) -> SandboxInfo:
@@ -346,6 +353,16 @@ class Engine:
         manifest = self._parts.layers.get(check_snapshot_id(snapshot_id))
         task = await self._task(sandbox_id)
         return await task.rollback(manifest, memory, since_generation=since_generation)
+
+    async def check_room(self, sandbox_id: SandboxId) -> None:
+        """Refuse what needs a snapshot of a sandbox, and work in it, where there is no room for them."""
+        machine = (await self._task(sandbox_id)).machine
+        self._parts.quota.check(self._parts.layers, sandbox_id)
+        vmm, more = machine.vmm, WORK_MARGIN_BYTES
+        if vmm is not None:
+            await check_capture(self._parts, vmm, machine.info.ram_mib, more_bytes=more)
+        else:
+            await check_start(self._parts, more_bytes=more)
 
     async def claim(self, sandbox_id: SandboxId, claim: Claim | None, holder: str) -> None:
         """Claim a sandbox for `holder`, or with None end its claim."""

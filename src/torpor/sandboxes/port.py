@@ -62,8 +62,11 @@ class EnginePort(Protocol):
         """End and remove a sandbox from any state; a deleted one is returned as it is. Raises `NotFound`."""
         ...
 
-    async def pause(self, sandbox_id: SandboxId) -> SandboxInfo:
-        """Stop the vCPUs; RAM stays. Idempotent. Raises `WrongState`; after a failure it is running or `failed`."""
+    async def pause(self, sandbox_id: SandboxId, *, holder: str | None = None) -> SandboxInfo:
+        """Stop the vCPUs; RAM stays. Idempotent. Raises `WrongState`; after a failure it is running or `failed`.
+
+        Raises `Conflict` when somebody else than `holder` holds a claim that forbids it.
+        """
         ...
 
     async def resume(self, sandbox_id: SandboxId) -> SandboxInfo:
@@ -161,6 +164,16 @@ class EnginePort(Protocol):
             SnapshotUnusable: the RAM belongs to another driver, version or CPU.
             InsufficientResources: no memory or disk; nothing was changed.
             VmmFailed, GuestUnreachable: it did not come back; the sandbox is `failed`, and can be rolled back again.
+        """
+        ...
+
+    async def check_room(self, sandbox_id: SandboxId) -> None:
+        """Return if a snapshot of the sandbox can be taken, and there is room to work in it after that.
+
+        Raises:
+            NotFound: no such sandbox.
+            LimitExceeded: it has as many snapshots, or as large ones, as it may have.
+            InsufficientResources: the disk is too full.
         """
         ...
 

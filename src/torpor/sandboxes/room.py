@@ -17,21 +17,25 @@ CAPTURE_MARGIN_BYTES = 8 * MIB
 """What a snapshot writes beside the changed pages: devices, the next overlay, digests, manifest, rows."""
 START_MARGIN_BYTES = 4 * MIB
 """What a machine's start writes: its overlay, sockets and logs, and the first things that it does."""
+WORK_MARGIN_BYTES = 64 * MIB
+"""What is to be free beside a snapshot before work in the machine begins that the snapshot is to undo."""
 LOW_BYTES = 2 * GIB
 """Free space below which images that nobody needs now are removed (on small disks: a tenth of the disk)."""
 
 
-async def check_capture(parts: Parts, vmm: Vmm, ram_mib: int) -> None:
+async def check_capture(parts: Parts, vmm: Vmm, ram_mib: int, *, more_bytes: int = 0) -> None:
     """Raise `InsufficientResources`, with the numbers, when a snapshot of `vmm` may not fit on the disk.
 
-    How much a machine changed is only looked at when the disk could not take all of its RAM.
+    How much a machine changed is only looked at when the disk could not take all of its RAM. `more_bytes` are to
+    be free beside it.
     """
     root = parts.home.root
-    need = ram_mib * MIB + CAPTURE_MARGIN_BYTES
+    margin = CAPTURE_MARGIN_BYTES + more_bytes
+    need = ram_mib * MIB + margin
     free = await asyncio.to_thread(free_bytes, root)
     if free >= need:
         return
-    need = min(need, await vmm.changed_bytes() + CAPTURE_MARGIN_BYTES)
+    need = min(need, await vmm.changed_bytes() + margin)
     if free < need:
         await make_room(parts, need)
         free = await asyncio.to_thread(free_bytes, root)
@@ -44,18 +48,19 @@ async def check_capture(parts: Parts, vmm: Vmm, ram_mib: int) -> None:
         )
 
 
-async def check_start(parts: Parts) -> None:
+async def check_start(parts: Parts, *, more_bytes: int = 0) -> None:
     """Raise `InsufficientResources` when the disk has no room for what the start of a machine writes."""
     root = parts.home.root
+    need = START_MARGIN_BYTES + more_bytes
     free = await asyncio.to_thread(free_bytes, root)
-    if free < START_MARGIN_BYTES:
-        await make_room(parts, START_MARGIN_BYTES)
+    if free < need:
+        await make_room(parts, need)
         free = await asyncio.to_thread(free_bytes, root)
-    if free < START_MARGIN_BYTES:
+    if free < need:
         raise InsufficientResources(
-            f"a machine needs {format_bytes(START_MARGIN_BYTES)} of disk to start and {format_bytes(free)} are free at {root}",
+            f"a machine needs {format_bytes(need)} of disk to start and {format_bytes(free)} are free at {root}",
             hint="free disk space: delete snapshots or sandboxes that are not needed (torpor layers)",
-            needed_bytes=START_MARGIN_BYTES,
+            needed_bytes=need,
             free_bytes=free,
         )
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from torpor.model import Consistency, MemoryChoice, Network, OnTimeout
 from torpor.model_quiesce import OnQuiesceFailure, QuiesceReport, report_from_json
+from torpor.sdk.change_results import ChangeOptions, Checks
+from torpor.sdk.changes import AsyncChange
 from torpor.sdk.client import Client, connection, quote_part
 from torpor.sdk.dual import dual, dual_async_self
 from torpor.sdk.handle import AsyncHandle
@@ -218,6 +221,91 @@ class AsyncMoves(AsyncHandle):
                 three times as often.
         """
         return AsyncHold(self._client, self._id, lease_seconds=lease_seconds)
+
+    @dual
+    def change(
+        self,
+        reason: str,
+        *,
+        run: str | None = None,
+        checks: Checks | None = None,
+        profile: str | Path | None = None,
+        kind: str | None = None,
+        allow: Sequence[str] = (),
+        inventory: bool = True,
+        target: str | None = None,
+        probation_seconds: float = 0.0,
+        require_confirm: bool = True,
+        interval_seconds: float | None = None,
+        consistency: Consistency | None = None,
+        memory: MemoryChoice = "cold",
+        reboot: bool = False,
+        force: bool = False,
+        author: str | None = None,
+        user: str | None = None,
+        cwd: str | None = None,
+        run_timeout_seconds: float = 3600.0,
+        lease_seconds: float = 60.0,
+    ) -> AsyncChange:
+        """Return a change of this sandbox: snapshot, change, verify, then keep it or put the whole machine back.
+
+        Without `run` it is a context manager: what happens in its block is the change. An exception in the block,
+        also Ctrl-C, undoes it and is raised on; so does a process that dies, after `lease_seconds`. With `run` the
+        command is the change: call `wait()`, which begins it.
+
+        What reaches the outside world meanwhile is not undone. With a probation the block ends when it begins:
+        `confirm()` keeps the change, silence rolls it back.
+
+        Args:
+            reason: why, in one line; it stands in every listing.
+            run: a command for `/bin/sh -c` in the machine; it is run once, whatever dies meanwhile.
+            checks: a checks file: its path, its text, or its content as a mapping.
+            profile: an agent profile, by name, path or text; None: the one that fits the machine.
+            kind: what sort of change the profile is to expect, such as `update`.
+            allow: kinds of inventory entries that may differ, such as `jobs` or `ports`.
+            inventory: compare what the machine holds before and after; what the agent lost rolls back.
+            target: what it leads to, such as `hermes 0.19`. If it is rolled back, the same is refused next time.
+            probation_seconds: look at it again for so long after it was verified.
+            require_confirm: with a probation: silence at its end rolls back. False: keeps, if all is well.
+            interval_seconds: between two looks in probation; None: a tenth of it, 10 s to 5 min.
+            consistency: of the snapshot to go back to; None: `application` where it can be had, else what can be
+                had, which the report says.
+            memory: how a rollback comes back: `cold` boots the disk, `ram` goes on with memory and processes.
+            reboot: boot the machine from its disk before it is verified.
+            force: also a target that was rolled back before.
+            author: who; None: the user of this process.
+            user: who the command runs as; None: the template's default user.
+            cwd: where the command runs.
+            run_timeout_seconds: then the command is killed, and the change undone.
+            lease_seconds: how long a block outlives this process if it dies (5 or more).
+        """
+        options = ChangeOptions(
+            run=run,
+            checks=checks,
+            profile=profile,
+            kind=kind,
+            allow=allow,
+            inventory=inventory,
+            target=target,
+            probation_seconds=probation_seconds,
+            require_confirm=require_confirm,
+            interval_seconds=interval_seconds,
+            consistency=consistency,
+            memory=memory,
+            reboot=reboot,
+            force=force,
+            author=author,
+            user=user,
+            cwd=cwd,
+            run_timeout_seconds=run_timeout_seconds,
+            lease_seconds=lease_seconds,
+        )
+        return AsyncChange(self._id, reason, options, self._client)
+
+    @dual
+    async def changes(self) -> list[AsyncChange]:
+        """Return the changes of this sandbox, newest first."""
+        return await AsyncChange.list(sandbox_id=self._id, client=self._client)
 
     @dual
     async def promote(

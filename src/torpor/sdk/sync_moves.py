@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from torpor.model import Consistency, MemoryChoice, Network, OnTimeout
 from torpor.model_quiesce import OnQuiesceFailure, QuiesceReport
+from torpor.sdk.change_results import Checks
 from torpor.sdk.client import Client
 from torpor.sdk.dual import dual, dual_self
 from torpor.sdk.hold import LEASE_SECONDS, Hold
 from torpor.sdk.loop import loop_thread
 from torpor.sdk.sandbox import AsyncSandbox
 from torpor.sdk.snapshot_results import Promotion, Quiesce
+from torpor.sdk.sync_changes import Change
 from torpor.sdk.sync_handle import Handle
 from torpor.sdk.sync_snapshots import Snapshot
 
@@ -157,6 +160,71 @@ class Moves(Handle):
         The sandbox is woken when the block is entered. `hibernate` and the TTL act all the same.
         """
         return Hold(self._sandbox.hold(lease_seconds=lease_seconds))
+
+    @dual
+    def change(
+        self,
+        reason: str,
+        *,
+        run: str | None = None,
+        checks: Checks | None = None,
+        profile: str | Path | None = None,
+        kind: str | None = None,
+        allow: Sequence[str] = (),
+        inventory: bool = True,
+        target: str | None = None,
+        probation_seconds: float = 0.0,
+        require_confirm: bool = True,
+        interval_seconds: float | None = None,
+        consistency: Consistency | None = None,
+        memory: MemoryChoice = "cold",
+        reboot: bool = False,
+        force: bool = False,
+        author: str | None = None,
+        user: str | None = None,
+        cwd: str | None = None,
+        run_timeout_seconds: float = 3600.0,
+        lease_seconds: float = 60.0,
+    ) -> Change:
+        """Return a change of this sandbox: snapshot, change, verify, then keep it or put the whole machine back.
+
+        Without `run` it is a context manager: what happens in its block is the change. An exception in the block,
+        also Ctrl-C, undoes it and is raised on; so does a process that dies, after `lease_seconds`. With `run` the
+        command is the change: call `wait()`, which begins it.
+
+        What reaches the outside world meanwhile is not undone. With a probation the block ends when it begins:
+        `confirm()` keeps the change, silence rolls it back.
+
+        `AsyncMoves.change` describes the arguments.
+        """
+        made = self._sandbox.change(
+            reason,
+            run=run,
+            checks=checks,
+            profile=profile,
+            kind=kind,
+            allow=allow,
+            inventory=inventory,
+            target=target,
+            probation_seconds=probation_seconds,
+            require_confirm=require_confirm,
+            interval_seconds=interval_seconds,
+            consistency=consistency,
+            memory=memory,
+            reboot=reboot,
+            force=force,
+            author=author,
+            user=user,
+            cwd=cwd,
+            run_timeout_seconds=run_timeout_seconds,
+            lease_seconds=lease_seconds,
+        )
+        return Change(made)
+
+    @dual
+    def changes(self) -> list[Change]:
+        """Return the changes of this sandbox, newest first."""
+        return [Change(found) for found in loop_thread.run(self._sandbox.changes())]
 
     @dual
     def promote(self, *, cleanup_siblings: bool = False, tree_id: str | None = None) -> Promotion:

@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from torpor import __version__
 from torpor.access.opening import Access
 from torpor.errors import InvalidRequest, NotFound, TorporError
+from torpor.recovery.desk import Recovery
 from torpor.sandboxes.port import EnginePort
 from torpor.server.execs import ExecDesk
 from torpor.server.guard import guard
@@ -20,6 +21,7 @@ from torpor.server.holds import HoldDesk
 from torpor.server.replays import Replays
 from torpor.server.replies import Reply, as_torpor_error, error_reply
 from torpor.server.routes import (
+    changes,
     checks,
     execs,
     family,
@@ -37,9 +39,11 @@ from torpor.server.routes import (
 
 
 @asynccontextmanager
-async def serving_app(engine: EnginePort, access: Access) -> AsyncIterator[FastAPI]:
+async def serving_app(
+    engine: EnginePort, access: Access, recovery: Recovery
+) -> AsyncIterator[FastAPI]:
     """Enter with the app for all listeners of `engine`; what it holds is let go at the end."""
-    app = create_app(engine, access)
+    app = create_app(engine, access, recovery)
     try:
         yield app
     finally:
@@ -47,12 +51,15 @@ async def serving_app(engine: EnginePort, access: Access) -> AsyncIterator[FastA
         await app.state.holds.aclose()
 
 
-def create_app(engine: EnginePort, access: Access | None = None) -> FastAPI:
+def create_app(
+    engine: EnginePort, access: Access | None = None, recovery: Recovery | None = None
+) -> FastAPI:
     """Return the app that serves `engine`. A gate before it must say who asks; see `Gate`.
 
     Args:
         engine: what is served.
         access: the home's tokens; None: only to describe the routes.
+        recovery: changes to the sandboxes; None: as above.
     """
     app = FastAPI(
         title="Torpor",
@@ -75,6 +82,7 @@ def create_app(engine: EnginePort, access: Access | None = None) -> FastAPI:
     app.state.desk = ExecDesk(engine)
     app.state.holds = HoldDesk(engine)
     app.state.access = access
+    app.state.recovery = recovery
     app.state.open_tcp = None
     if access is not None:
         app.add_middleware(Replays, ledger=access.ledger, engine=engine)
@@ -83,6 +91,7 @@ def create_app(engine: EnginePort, access: Access | None = None) -> FastAPI:
         moves.router,
         holds.router,
         snapshots.router,
+        changes.router,
         family.router,
         checks.router,
         execs.router,

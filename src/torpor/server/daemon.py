@@ -16,6 +16,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,7 @@ from torpor.base.aio import Supervisor
 from torpor.base.fsio import locked
 from torpor.base.home import Home
 from torpor.errors import Busy, TorporError, error_to_wire
+from torpor.recovery.desk import Recovery
 from torpor.server import limits
 from torpor.server.app import serving_app
 from torpor.server.gate import Door, Gate, TcpDoor, UnixDoor
@@ -86,6 +88,16 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         ready.tell(json.dumps(error_to_wire(found)))
         log.exception("the daemon could not start")
         sys.exit(found.exit_code)
+    _leave()
+
+
+def _leave() -> NoReturn:
+    """End with exit code 0; a thread that hangs in a call of a library must not keep the process."""
+    others = [t for t in threading.enumerate() if not t.daemon and t is not threading.main_thread()]
+    if others:
+        log.warning("leaving %d threads behind", len(others))
+        logging.shutdown()
+        os._exit(0)
     sys.exit(0)
 
 
@@ -146,7 +158,10 @@ async def _serve(options: Options, ready: _ReadyPipe) -> None:
         access = open_access(home)
         stack.callback(access.close)
         await engine.start()
-        app = await stack.enter_async_context(serving_app(engine, access))
+        recovery = Recovery(home, engine)
+        stack.push_async_callback(recovery.aclose)
+        await recovery.start()
+        app = await stack.enter_async_context(serving_app(engine, access, recovery))
         app.state.open_tcp = lambda host, port, names: _tcp(app, access, host, port, names, per_s)
         await stack.enter_async_context(listening(app, listen_unix(home.socket), UnixDoor()))
         stack.callback(home.socket.unlink, missing_ok=True)

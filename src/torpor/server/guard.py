@@ -12,8 +12,10 @@ from typing import cast
 from starlette.requests import HTTPConnection
 
 from torpor.access.principal import Principal
-from torpor.errors import NotAllowed
+from torpor.errors import NotAllowed, NotFound
 from torpor.model import SandboxId, SnapshotId
+from torpor.recovery.changes.acts import no_change
+from torpor.recovery.desk import Recovery
 from torpor.server.scopes import HOST, scope_of
 from torpor.server.view import EngineView
 
@@ -69,5 +71,17 @@ async def guard(connection: HTTPConnection) -> None:
         for name, value in connection.path_params.items():
             if name in OWNED:
                 await OWNED[name](view, value)
+            elif name == "change_id":
+                await _owns_change(connection, view, value)
             elif name not in UNOWNED:
                 raise NotAllowed(f"nobody said whose a {name} is", hint="report this as a bug")
+
+
+async def _owns_change(connection: HTTPConnection, view: EngineView, change_id: str) -> None:
+    """Raise `NotFound` for a change of a sandbox that the request does not see."""
+    recovery = cast(Recovery, connection.app.state.recovery)
+    info = await recovery.changes.get(change_id)
+    try:
+        await view.get(info.sandbox_id)
+    except NotFound as exc:
+        raise no_change(change_id) from exc

@@ -265,10 +265,10 @@ class EngineView:
         await self.get(sandbox_id)
         return await self._engine.delete(sandbox_id)
 
-    async def pause(self, sandbox_id: SandboxId) -> SandboxInfo:
+    async def pause(self, sandbox_id: SandboxId, *, holder: str | None = None) -> SandboxInfo:
         """Stop a machine's vCPUs."""
         await self.get(sandbox_id)
-        return await self._engine.pause(sandbox_id)
+        return await self._engine.pause(sandbox_id, holder=holder)
 
     async def resume(self, sandbox_id: SandboxId) -> SandboxInfo:
         """Let a paused machine run on."""
@@ -329,6 +329,11 @@ class EngineView:
             holder=holder,
             since_generation=since_generation,
         )
+
+    async def check_room(self, sandbox_id: SandboxId) -> None:
+        """Return if there is room for work in a sandbox of the workspace."""
+        await self.get(sandbox_id)
+        await self._engine.check_room(sandbox_id)
 
     async def claim(self, sandbox_id: SandboxId, claim: Claim | None, holder: str) -> None:
         """Claim a sandbox of the workspace."""

@@ -224,7 +224,7 @@ def test_what_a_user_is_told(cli: Cli, sandbox: str) -> None:
     assert "--on-timeout" not in told
     assert "--on-timeout 'x'" in cli.fails("create", "--on-timeout", "x", code=64)
     told = cli.fails("layers", "sbx_nope", code=66)
-    assert "no sandbox's id begins with 'sbx_nope'" in told
+    assert "no sandbox has the name 'sbx_nope'" in told
     assert "and no snapshot's" in cli.fails("layers", "nope", code=66)
     cli("ttl", sandbox, "600")
     cli("hibernate", sandbox)

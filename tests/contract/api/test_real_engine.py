@@ -14,6 +14,7 @@ from torpor import AsyncSandbox, AsyncSnapshot
 from torpor.access import open_access
 from torpor.errors import Conflict, InvalidRequest, NotFound, TorporError
 from torpor.model import SandboxState, TemplateInfo
+from torpor.recovery.desk import Recovery
 from torpor.sdk.loop import loop_thread
 from torpor.server.app import serving_app
 from torpor.server.daemon import listening
@@ -38,13 +39,15 @@ def serve(play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callab
             monkeypatch.setattr(world.templates, "list", built, raising=False)
             listener = listen_unix(world.home.socket)
             access = open_access(world.home)
+            recovery = Recovery(world.home, world.engine)
             try:
                 async with (
-                    serving_app(world.engine, access) as app,
+                    serving_app(world.engine, access, recovery) as app,
                     listening(app, listener, UnixDoor()),
                 ):
                     await scene(world)
             finally:
+                await recovery.aclose()
                 access.close()
 
         play(served)

@@ -6,12 +6,14 @@ import inspect
 
 import pytest
 
+from torpor.sdk.changes import AsyncChange
 from torpor.sdk.dual import dual
 from torpor.sdk.files import AsyncFilesystem
 from torpor.sdk.hold import AsyncHold, Hold
 from torpor.sdk.process import AsyncProcess
 from torpor.sdk.sandbox import AsyncSandbox
 from torpor.sdk.snapshots import AsyncSnapshot
+from torpor.sdk.sync_changes import Change
 from torpor.sdk.sync_files import Filesystem
 from torpor.sdk.sync_process import Process
 from torpor.sdk.sync_sandbox import Sandbox
@@ -25,11 +27,14 @@ PAIRS = [
     (AsyncFilesystem, Filesystem),
     (AsyncSnapshot, Snapshot),
     (AsyncHold, Hold),
+    (AsyncChange, Change),
     (AsyncTemplates, Templates),
 ]
 DUALS = {
     "check",
     "check_init",
+    "change",
+    "changes",
     "delete",
     "explore",
     "hibernate",

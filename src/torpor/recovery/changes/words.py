@@ -1,0 +1,109 @@
+"""A report as plain text."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+_WIDTH = 100
+
+
+def text(report: Mapping[str, Any]) -> str:
+    """Return a report as text of up to 100 columns; what came from the machine is indented."""
+    return "\n".join(_lines(report)) + "\n"
+
+
+def _lines(report: Mapping[str, Any]) -> Iterator[str]:
+    change = report["change"]
+    yield from textwrap.wrap(visible(report["headline"]), _WIDTH)
+    yield ""
+    yield f"sandbox   {change['sandbox_id']}"
+    if change["author"]:
+        yield f"by        {visible(change['author'])}"
+    if change["target"]:
+        yield f"target    {visible(change['target'])}"
+    if change["command"]:
+        yield from _field("command", change["command"])
+    yield f"begun     {change['created_at'][:19].replace('T', ' ')} UTC"
+    if change["ended_at"]:
+        yield f"ended     {change['ended_at'][:19].replace('T', ' ')} UTC"
+    snapshot = report["snapshot"]
+    if snapshot:
+        yield f"before    {snapshot['id']}, {snapshot['consistency']}-consistent"
+    if report["failed_state"]:
+        yield from _field("left as", report["failed_state"])
+    if report["put_back"]:
+        yield from _field("now", report["put_back"])
+    yield from _section("Why", report["verdict_reasons"])
+    yield from _probes(report["probes"])
+    yield from _section("What differs in the machine", _differences(report))
+    yield from _section("Warnings", report["warnings"])
+    yield from _section("The last lines", report["log_lines"])
+    yield from _steps(report["steps"])
+    yield from _section(
+        "Not undone" if change["state"] == "rolled_back" else "Cannot be undone",
+        report["not_undone"],
+    )
+    if report["next"]:
+        yield from ("", "What to do next:")
+        for step in report["next"]:
+            yield f"  {step['words']}:"
+            yield f"      {step['command']}"
+
+
+def _field(name: str, value: str) -> Iterator[str]:
+    first, *rest = textwrap.wrap(visible(value), _WIDTH - 10) or [""]
+    yield f"{name:<10}{first}"
+    for line in rest:
+        yield f"{'':<10}{line}"
+
+
+def _section(title: str, items: list[str]) -> Iterator[str]:
+    if not items:
+        return
+    yield from ("", f"{title}:")
+    for item in items:
+        yield from textwrap.wrap(
+            visible(item), _WIDTH, initial_indent="  - ", subsequent_indent="    "
+        ) or ["  -"]
+
+
+def _probes(probes: list[Mapping[str, Any]]) -> Iterator[str]:
+    if not probes:
+        return
+    yield from ("", "Checks, before and after:")
+    for probe in probes:
+        yield f"  {visible(probe['name'])}"
+        for when in ("before", "after"):
+            side = probe[when]
+            said = "not there" if side is None else f"{side['outcome']}: {side['reason']}"
+            yield from textwrap.wrap(
+                visible(said), _WIDTH, initial_indent=f"    {when:<7} ", subsequent_indent=" " * 12
+            )
+
+
+def _differences(report: Mapping[str, Any]) -> list[str]:
+    inventory = report["inventory"] or {}
+    return [*inventory.get("forbidden", []), *inventory.get("sentences", [])]
+
+
+def _steps(steps: list[Mapping[str, Any]]) -> Iterator[str]:
+    if not steps:
+        return
+    yield from ("", "Steps:")
+    for step in steps:
+        said = f"  {step['duration_ms'] / 1000:8.1f} s  {step['name']:<22} {step['outcome']}"
+        yield from (
+            textwrap.wrap(visible(said), _WIDTH, subsequent_indent=" " * 37, drop_whitespace=True)
+            if len(said) > _WIDTH
+            else [visible(said)]
+        )
+
+
+def visible(value: str) -> str:
+    """Return text with control characters spelled out: what a machine says must not steer a terminal."""
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode("ascii")
+        for char in value
+    )

@@ -1,0 +1,3 @@
+from tests.unit.recovery.stage import act
+
+__all__ = ["act"]

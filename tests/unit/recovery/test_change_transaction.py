@@ -1,0 +1,673 @@
+"""Every way that a change can end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from tests.unit.recovery.stage import Act, ScriptedLooker, Stage
+from torpor.errors import (
+    Conflict,
+    GuestUnreachable,
+    InsufficientResources,
+    InvalidRequest,
+    NotFound,
+    VmmFailed,
+    WrongState,
+)
+from torpor.model import RestoreSpec, SandboxState
+from torpor.model_changes import ChangeState
+from torpor.recovery.changes import undoing
+
+S = ChangeState
+SCRIPT = ScriptedLooker.script
+
+
+def test_a_good_change_is_kept(act: Act) -> None:
+    async def scene(stage: Stage) -> None:
+        box = await stage.sandbox()
+        begun = await stage.change(box.id, command="mark one; echo fine", author="ann")
+        assert (begun.state, begun.sandbox_id, begun.author) == (S.IDLE, box.id, "ann")
+        ended = await stage.until(begun)
+        assert (ended.state, ended.verdict) == (S.KEPT, "kept"), ended.why
+        assert ended.snapshot_id is not None
+        point = await stage.engine.get_snapshot(ended.snapshot_id)
+        assert (point.label, point.protected) == (f"before-{ended.id}", ())
+        assert stage.engine.sandboxes[box.id].guest.marks["one"] == 1
+        assert (await stage.engine.get(box.id)).generation == box.generation
+        assert ScriptedLooker.asked == ["before", "after"]
+        report = await stage.desk.report(ended.id)
+        assert report["command"]["stdout_tail"] == "fine\n"
+        assert [s["name"] for s in report["steps"]] == [
+            "look before",
+            "snapshot",
+            "change",
+            "verify",
+        ]
+        await stage.engine.hibernate(box.id)  # nothing holds it any more
+
+    act(scene)
+
+
+@pytest.mark.parametrize(
+    ("command", "ending", "why"),
+    [
+        ("echo oh no; exit 3", "command", "ended with status 3"),
+        ("sleep 60", "command", "killed at its limit"),
+        ("lost", "machine", "cannot be known"),
+    ],
+)
+def test_a_command_that_fails_is_rolled_back(act: Act, command: str, ending: str, why: str) -> None:
+    async def scene(stage: Stage) -> None:
+        box = await stage.sandbox()
+        begun = await stage.change(box.id, command=command, command_timeout_seconds=1)
+        ended = await stage.until(begun)
+        assert (ended.state, ended.verdict, ended.ending) == (S.ROLLED_BACK, "rolled_back", ending)
+        assert why in ended.why
+        info = await stage.engine.get(box.id)
+        assert (info.boot_mode, info.state) == ("cold", SandboxState.RUNNING)
+        assert info.parent_snapshot == ended.snapshot_id
+        failed = await stage.engine.get_snapshot(ended.failed_snapshot_id)  # type: ignore[arg-type]
+        assert (failed.label, failed.protected) == (f"failed-{ended.id}", ())
+        await stage.engine.rollback(box.id, failed.id)  # the undo can be undone
+
+    act(scene)
+
+
+def test_checks_that_fail_roll_back_with_the_evidence(act: Act) -> None:
+    async def scene(stage: Stage) -> None:
+        SCRIPT["after"] = ["fail"]
+        box = await stage.sandbox()
+        ended = await stage.until(await stage.change(box.id, command="true", memory="ram"))
+        assert (ended.state, ended.ending) == (S.ROLLED_BACK, "checks")
+        assert "required/command:ready fails" in ended.why
+        assert (await stage.engine.get(box.id)).boot_mode == "restore"
+        report = await stage.desk.report(ended.id)
+        (probe,) = report["probes"]
+        assert (probe["before"]["outcome"], probe["after"]["outcome"]) == ("pass", "fail")
+        assert report["log_lines"] == ["required/command:ready: the last line"]
+        assert report["undone"]["verdict"] == "pass"
+        assert any("torpor restore" in step["command"] for step in report["next"])
+        assert "stays done" in report["not_undone"][0]
+
+    act(scene)
+
+
+def test_what_failed_before_is_not_the_changes_fault(act: Act) -> None:
+    async def scene(stage: Stage) -> None:
+        SCRIPT["before"], SCRIPT["after"] = ["fail"], ["fail"]
+        box = await stage.sandbox()
+        ended = await stage.until(await stage.change(box.id, command="true"))
+        assert (ended.state, ended.verdict) == (S.KEPT, "inconclusive")
+        assert (
+            "failed before the change too"
+            in (await stage.desk.report(ended.id))["verdict_reasons"][-1]
+        )
+
+    act(scene)
+
+
+@pytest.mark.parametrize("probation", [0.0, 0.3])
+def test_a_provider_that_is_down_rolls_back_nothing(act: Act, probation: float) -> None:
+    async def scene(stage: Stage) -> None:
+        SCRIPT["after"] = SCRIPT["probation"] = ["inconclusive"]
+        box = await stage.sandbox()
+        begun = await stage.change(
+            box.id, command="true", probation_seconds=probation, require_confirm=False
+        )
+        ended = await stage.until(begun)
+        assert (ended.state, ended.verdict) == (S.KEPT, "inconclusive")
+        assert "could not be told" in ended.why
+        assert (await stage.engine.get(box.id)).generation == box.generation
+
+    act(scene)
+
+
+def test_a_machine_that_dies_is_put_back_all_the_same(act: Act) -> None:
+    async def scene(stage: Stage) -> None:
+        SCRIPT["after"] = ["dead"]
+        box = await stage.sandbox()
+        begun = await stage.change(box.id, command="sleep 30")
+        await stage.until(begun, S.CHANGING)
+        await stage.running(box.id)
+        stage.fail(box.id)
+        ended = await stage.until(begun)
+        assert (ended.state, ended.ending) == (S.ROLLED_BACK, "machine")
+        assert "cannot be known" in ended.why
+        assert ended.failed_snapshot_id is None
+        assert "could not be kept" in (await stage.desk.report(ended.id))["failed_state"]
+        assert (await stage.engine.get(box.id)).state is SandboxState.RUNNING
+
+    act(scene)
+
+
+def test_a_confirm_ends_the_probation_early(act: Act) -> None:
+    async def scene(stage: Stage) -> None:
+        box = await stage.sandbox()
+        begun = await stage.change(box.id, command="true", probation_seconds=600)
+        with pytest.raises(WrongState, match="only one on probation"):
+            await stage.desk.confirm(begun.id)
+        waiting = await stage.until(begun, S.PROBATION)
+        assert waiting.deadline_at is not None
+        assert waiting.require_confirm
+        kept = await stage.desk.confirm(begun.id, by="ann")
+        assert (kept.state, kept.verdict, kept.why) == (S.KEPT, "kept", "confirmed by ann")
+        with pytest.raises(WrongState):
+            await stage.desk.confirm(begun.id)
+        with pytest.raises(WrongState, match="over"):
+            await stage.desk.reject(begun.id)
+
+    act(scene)
+
+
+def test_silence_rolls_back(act: Act) -> None:
+    async def scene(stage: Stage) -> None:
+        box = await stage.sandbox()
+        begun = await stage.change(box.id, command="true", probation_seconds=0.3, target="x 2")
+        ended = await stage.until(begun)
+        assert (ended.state, ended.ending) == (S.ROLLED_BACK, "silence")
+        again = await stage.change(box.id, command="true", target="x 2")  # silence is no proof
+        assert (await stage.until(again)).state is S.KEPT
+
+    act(scene)
+
+
+def test_without_asking_for_a_confirm_silence_keeps(act: Act) -> None:
+    async def scene(stage: Stage) -> None:
+        box = await stage.sandbox()
+        begun = await stage.change(
+            box.id,
+            command="true",
+            probation_seconds=0.4,
+            require_confirm=False,
+            interval_seconds=1,
+        )
+        ended = await stage.until(begun)
+        assert (ended.state, ended.verdict) == (S.KEPT, "kept")
+        assert ScriptedLooker.asked == ["before", "after", "probation"]
+
+    act(scene)
+
+
+def test_damage_in_probation_rolls_back_at_once(act: Act) -> None:
+    async def scene(stage: Stage) -> None:
+        SCRIPT["probation"] = ["inconclusive", "pass", "fail"]
+        box = await stage.sandbox()
+        begun = await stage.change(
+            box.id, command="true", probation_seconds=600, interval_seconds=1
+        )
+        await stage.until(begun, S.PROBATION)
+        ended = await stage.until(begun)
+        assert (ended.state, ended.ending) == (S.ROLLED_BACK, "checks")
+        assert ScriptedLooker.asked == ["before", "after", *["probation"] * 3, "undone"]
+
+    act(scene)
+
+
+def test_a_rejection_ends_it_wherever_it_is(act: Act) -> None:
+    async def scene(stage: Stage) -> None:
+        box = await stage.sandbox()
+        begun = await stage.change(box.id, command="sleep 60", target="Hermes  0.19")
+        await stage.until(begun, S.CHANGING)
+        await stage.running(box.id)
+        going = await stage.desk.reject(begun.id, by="ann", why="no")
+        assert going.state in (S.ROLLING_BACK, S.ROLLED_BACK)
+        ended = await stage.until(begun)
+        assert (ended.state, ended.ending) == (S.ROLLED_BACK, "rejected")
+        with pytest.raises(Conflict, match="rolled back before") as caught:
+            await stage.change(box.id, command="true", target="hermes 0.19")
+        assert caught.value.facts["change_id"] == ended.id
+        assert "--force" in str(caught.value.hint)
+        waiting = await stage.change(
+            box.id, command="true", target="hermes 0.19", force=True, probation_seconds=60
+        )
+        await stage.until(waiting, S.PROBATION)
+        await stage.desk.reject(waiting.id, by="ann")
+        assert (await stage.until(waiting)).why == "rejected by ann"
+
+    act(scene)
+
+
+def test_a_bad_target_is_known_to_the_family(act: Act) -> None:
+    async def scene(stage: Stage) -> None:
+        box = await stage.sandbox()
+        stranger = await stage.sandbox()
+        await stage.until(await stage.change(box.id, command="false", target="x 2"))
+        snap = await stage.engine.snapshot(box.id)
+        child = await stage.engine.restore(snap.id, RestoreSpec())
+        with pytest.raises(Conflict, match="rolled back before"):
+            await stage.change(child.id, command="true", target="X 2")
+        ended = await stage.until(await stage.change(stranger.id, command="true", target="x 2"))
+        assert ended.state is S.KEPT
+
+    act(scene)
+
+
+# ---- blocks ----
+
+
+def test_a_block_is_made_by_its_client(act: Act) -> None:
+    async def scene(stage: Stage) -> None:
+        box = await stage.sandbox()
+        begun = await stage.change(box.id, kind="block")
+        await stage.until(begun, S.CHANGING)
+        assert (await stage.desk.renew(begun.id)).state is S.CHANGING
+        gone = await stage.desk.done(begun.id)
+        assert gone.state is not S.CHANGING
+        assert (await stage.until(begun)).state is S.KEPT
+        with pytest.raises(WrongState):
+            await stage.desk.renew(begun.id)
+
+    act(scene)
+
+
+def test_a_client_that_dies_is_rolled_back(act: Act) -> None:
+    async def scene(stage: Stage) -> None:
+        box = await stage.sandbox()
+        begun = await stage.change(box.id, kind="block", lease_seconds=5)
+        await stage.until(begun, S.CHANGING)
+        stage.desk._acts.leases[begun.id] = asyncio.get_running_loop().time() + 0.2
+        stage.recovery._durable.nudge(begun.id)
+        ended = await stage.until(begun)
+        assert (ended.state, ended.ending) == (S.ROLLED_BACK, "client")
+
+    act(scene)
+
+
+def test_a_client_that_fails_is_rolled_back_with_its_words(act: Act) -> None:
+    async def scene(stage: Stage) -> None:
+        box = await stage.sandbox()
+        begun = await stage.change(box.id, kind="block", target="y 1")
+        await stage.until(begun, S.CHANGING)
+        await stage.desk.reject(begun.id, why="ValueError: no", ending="client")
+        ended = await stage.until(begun)
+        assert (ended.state, ended.ending, ended.why) == (S.ROLLED_BACK, "client", "ValueError: no")
+        await stage.until(await stage.change(box.id, command="true", target="y 1"))
+
+    act(scene)
+
+
+# ---- refused, or ended, before anything was changed ----
+
+
+def test_what_is_refused_before_it_begins(act: Act) -> None:
+    async def scene(stage: Stage) -> None:
+        box = await stage.sandbox()
+        refusals: list[tuple[dict[str, Any], str]] = [
+            ({"command": None}, "needs command"),
+            ({"kind": "block", "command": "x"}, "takes no command"),
+            ({"command": "x", "reason": ""}, "reason"),
+            ({"command": "x", "reason": "a\nb"}, "reason"),
+            ({"command": "x", "target": " "}, "target"),
+            ({"command": "x", "memory": "warm"}, "memory"),
+            ({"command": "x", "probation_seconds": -1}, "probation_seconds"),
+            ({"command": "x", "probation_seconds": float("nan")}, "probation_seconds"),
+            ({"command": "x", "allow": ("nothing",)}, "no kind 'nothing'"),
+            ({"command": "x", "change_kind": "update"}, "no profile is named"),
+            ({"command": "x", "profile": "hermes", "change_kind": "no"}, "knows no sort"),
+            ({"command": "x", "profile": "a: b: c"}, "profile:1"),
+            ({"command": "x", "checks": "required: {file: ["}, "checks:2:1"),
+        ]
+        for spec, match in refusals:
+            with pytest.raises(InvalidRequest, match=match):
+                await stage.change(box.id, **spec)
+        with pytest.raises(NotFound):
+            await stage.change(box.id, command="x", profile="nobody")
+        with pytest.raises(NotFound):
+            await stage.change("sbx_00000000000000000000", command="x")  # type: ignore[arg-type]
+        await stage.engine.pause(box.id)
+        with pytest.raises(WrongState, match="is paused"):
+            await stage.change(box.id, command="x")
+        await stage.engine.resume(box.id)
+        stage.engine.disk_is_full = True
+        with pytest.raises(InsufficientResources):
+            await stage.change(box.id, command="x")
+        assert await stage.desk.list() == []
+
+    act(scene)
+
+
+def test_one_change_at_a_time(act: Act) -> None:
+    async def scene(stage: Stage) -> None:
+        box = await stage.sandbox()
+        begun = await stage.change(box.id, command="true", probation_seconds=60)
+        with pytest.raises(Conflict, match=begun.id):
+            await stage.change(box.id, command="true")
+        await stage.until(begun, S.PROBATION)
+        with pytest.raises(Conflict, match="a test"):
+            await stage.change(box.id, command="true")
+        await stage.desk.confirm(begun.id)
+        await stage.until(await stage.change(box.id, command="true"))
+
+    act(scene)
+
+
+@pytest.mark.parametrize("what", ["look", "freeze", "full"])
+def test_what_goes_wrong_before_the_snapshot_changes_nothing(act: Act, what: str) -> None:
+    async def scene(stage: Stage) -> None:
+        box = await stage.sandbox()
+        if what == "look":
+            SCRIPT["before"] = ["dead"]
+        elif what == "freeze":
+            stage.engine.will_not_freeze = True
+        else:
+            SCRIPT["before"] = [InsufficientResources("the disk is full")]
+        ended = await stage.until(await stage.change(box.id, command="mark never"))
+        assert (ended.state, ended.verdict, ended.snapshot_id) == (S.FAILED, None, None)
+        assert stage.engine.sandboxes[box.id].guest.marks["never"] == 0
+        assert (await stage.engine.get(box.id)).generation == box.generation
+        stage.engine.will_not_freeze = False
+        await stage.engine.hibernate(box.id)
+
+    act(scene)
+
+
+# ---- others, meanwhile ----
+
+
+def test_what_others_may_do_meanwhile(act: Act) -> None:
+    async def scene(stage: Stage) -> None:
+        box = await stage.sandbox()
+        old = await stage.engine.snapshot(box.id)
+        begun = await stage.change(box.id, command="sleep 1", probation_seconds=60)
+        await stage.until(begun, S.CHANGING)
+        for act_ in (stage.engine.pause, stage.engine.hibernate):
+            with pytest.raises(Conflict, match=begun.id):
+                await act_(box.id)
+        with pytest.raises(Conflict, match="is changing"):
+            await stage.engine.rollback(box.id, old.id)
+        await stage.engine.snapshot(box.id, label="mine")
+        forks = await stage.engine.fork(box.id, RestoreSpec(), count=1)
+        await stage.engine.delete(forks[0].id)  # type: ignore[union-attr]
+        waiting = await stage.until(begun, S.PROBATION)
+        assert waiting.snapshot_id is not None
+        with pytest.raises(Conflict, match="may have to go back"):
+            await stage.engine.delete_snapshot(waiting.snapshot_id)
+        with pytest.raises(Conflict, match="is probation"):
+            await stage.engine.rollback(box.id, old.id)
+        await stage.engine.hibernate(box.id)  # it may sleep on probation
+        assert (await stage.desk.confirm(begun.id)).state is S.KEPT
+        await stage.engine.delete_snapshot(waiting.snapshot_id)
+
+    act(scene)
+
+
+@pytest.mark.parametrize("state", [S.CHANGING, S.PROBATION])
+def test_a_sandbox_that_is_deleted_ends_its_change(act: Act, state: ChangeState) -> None:
+    async def scene(stage: Stage) -> None:
+        box = await stage.sandbox()
+        command = "sleep 60" if state is S.CHANGING else "true"
+        begun = await stage.change(
+            box.id, command=command, probation_seconds=600, interval_seconds=1
+        )
+        await stage.until(begun, state)
+        if state is S.CHANGING:
+            await stage.running(box.id)
+        await stage.engine.delete(box.id)
+        stage.recovery._durable.nudge(begun.id)
+        ended = await stage.until(begun)
+        assert (ended.state, ended.why) == (S.FAILED, "the sandbox was deleted meanwhile")
+        assert stage.engine.needs == {}
+
+    act(scene)
+
+
+def test_a_machine_that_is_paused_on_probation_is_not_blamed(act: Act) -> None:
+    async def scene(stage: Stage) -> None:
+        SCRIPT["probation"] = ["paused"]
+        box = await stage.sandbox()
+        begun = await stage.change(
+            box.id, command="true", probation_seconds=0.4, require_confirm=False
+        )
+        ended = await stage.until(begun)
+        assert (ended.state, ended.verdict) == (S.KEPT, "inconclusive")
+
+    act(scene)
+
+
+# ---- undoing that does not go smoothly ----
+
+
+def test_a_guest_that_does_not_answer_is_kept_as_it_is(
+    act: Act, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(stage: Stage) -> None:
+        box = await stage.sandbox()
+        real, calls = stage.engine.snapshot, []
+
+        async def snapshot(sandbox_id: Any, **wish: Any) -> Any:
+            calls.append((await stage.engine.get(sandbox_id)).state)
+            if wish["label"].startswith("failed") and calls[-1] is SandboxState.RUNNING:
+                raise GuestUnreachable("the agent does not answer")
+            return await real(sandbox_id, **wish)
+
+        monkeypatch.setattr(stage.engine, "snapshot", snapshot)
+        ended = await stage.until(await stage.change(box.id, command="false"))
+        assert ended.state is S.ROLLED_BACK
+        assert calls == [SandboxState.RUNNING, SandboxState.RUNNING, SandboxState.PAUSED]
+        assert ended.failed_snapshot_id is not None
+
+    act(scene)
+
+
+def test_memory_that_cannot_go_on_becomes_a_boot_and_is_told(
+    act: Act, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(undoing, "_PAUSE_S", 0.01)
+
+    async def scene(stage: Stage) -> None:
+        box = await stage.sandbox()
+        real = stage.engine.rollback
+
+        async def rollback(sandbox_id: Any, snapshot_id: Any, **how: Any) -> Any:
+            if how["memory"] == "ram":
+                raise VmmFailed("no such luck")
+            return await real(sandbox_id, snapshot_id, **how)
+
+        monkeypatch.setattr(stage.engine, "rollback", rollback)
+        ended = await stage.until(await stage.change(box.id, command="false", memory="ram"))
+        assert ended.state is S.ROLLED_BACK
+        told = (await stage.desk.report(ended.id))["put_back"]
+        assert "booted from its disk (its memory could not go on: no such luck)" in told
+
+    act(scene)
+
+
+def test_a_machine_that_does_not_come_back_is_tried_until_it_does(
+    act: Act, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torpor.recovery.changes import workflow
+
+    monkeypatch.setattr(undoing, "_PAUSE_S", 0.01)
+    monkeypatch.setattr(workflow, "_TRY_AGAIN_S", 0.02)
+    monkeypatch.setattr(workflow, "_TRIES", 3)
+
+    async def scene(stage: Stage) -> None:
+        real = stage.engine.rollback
+        left = 5
+
+        async def rollback(sandbox_id: Any, snapshot_id: Any, **how: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left >= 0:
+                raise InsufficientResources("no memory")
+            return await real(sandbox_id, snapshot_id, **how)
+
+        monkeypatch.setattr(stage.engine, "rollback", rollback)
+        box = await stage.sandbox()
+        ended = await stage.until(await stage.change(box.id, command="false"))
+        assert ended.state is S.ROLLED_BACK
+        left = 1000
+        ended = await stage.until(await stage.change(box.id, command="false"))
+        assert (ended.state, ended.verdict) == (S.FAILED, None)
+        assert "could not be put back: no memory" in ended.why
+        point = await stage.engine.get_snapshot(ended.snapshot_id)  # type: ignore[arg-type]
+        assert point.label == f"before-{ended.id}"
+
+    act(scene)
+
+
+def test_a_step_that_raises_undoes_the_change(act: Act) -> None:
+    async def scene(stage: Stage) -> None:
+        SCRIPT["after"] = [ZeroDivisionError("a fault of ours")]
+        box = await stage.sandbox()
+        ended = await stage.until(await stage.change(box.id, command="true", target="z 1"))
+        assert (ended.state, ended.ending) == (S.ROLLED_BACK, "daemon")
+        assert "a fault of ours" in ended.why
+        SCRIPT.clear()
+        await stage.until(await stage.change(box.id, command="true", target="z 1"))
+
+    act(scene)
+
+
+def test_a_reboot_before_it_is_verified(act: Act, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(stage: Stage) -> None:
+        box = await stage.sandbox()
+        ended = await stage.until(await stage.change(box.id, command="true", reboot=True))
+        info = await stage.engine.get(box.id)
+        assert (ended.state, info.boot_mode, info.generation) == (
+            S.KEPT,
+            "cold",
+            box.generation + 1,
+        )
+        labels = {s.label for s in await stage.engine.snapshots(box.id)}
+        assert labels == {f"before-{ended.id}"}
+        real = stage.engine.rollback
+
+        async def rollback(sandbox_id: Any, snapshot_id: Any, **how: Any) -> Any:
+            if (await stage.engine.get_snapshot(snapshot_id)).label.startswith("boot-"):  # type: ignore[union-attr]
+                raise GuestUnreachable("it hangs")
+            return await real(sandbox_id, snapshot_id, **how)
+
+        monkeypatch.setattr(stage.engine, "rollback", rollback)
+        ended = await stage.until(await stage.change(box.id, command="true", reboot=True))
+        assert (ended.state, ended.ending) == (S.ROLLED_BACK, "machine")
+        assert "it does not boot: it hangs" in ended.why
+
+    act(scene)
+
+
+# ---- the next daemon ----
+
+
+@pytest.mark.parametrize("state", [S.CHANGING, S.PROBATION])
+def test_the_next_daemon_goes_on(act: Act, state: ChangeState) -> None:
+    async def scene(stage: Stage) -> None:
+        box = await stage.sandbox()
+        command = "mark one; sleep 1.5; echo done" if state is S.CHANGING else "mark one"
+        begun = await stage.change(box.id, command=command, probation_seconds=60)
+        await stage.until(begun, state)
+        if state is S.CHANGING:
+            await stage.running(box.id)
+        await stage.restart()
+        with pytest.raises(Conflict, match=begun.id):
+            await stage.engine.rollback(box.id, (await stage.engine.snapshots(box.id))[0].id)
+        await stage.until(begun, S.PROBATION)
+        kept = await stage.desk.confirm(begun.id)
+        assert kept.state is S.KEPT
+        assert stage.engine.sandboxes[box.id].guest.marks["one"] == 1
+        if state is S.CHANGING:
+            assert (await stage.desk.report(begun.id))["command"]["stdout_tail"] == "done\n"
+
+    act(scene)
+
+
+def test_a_machine_that_was_booted_meanwhile_knows_no_end(act: Act) -> None:
+    async def scene(stage: Stage) -> None:
+        box = await stage.sandbox()
+        begun = await stage.change(box.id, command="mark one; sleep 60")
+        await stage.until(begun, S.CHANGING)
+        await stage.running(box.id)
+        await stage.recovery.aclose()
+        guest = stage.engine.sandboxes[box.id].guest
+        for found in guest.execs.values():
+            found.kill(9)
+        guest.execs.clear()
+        guest.boot_id = "another"
+        await stage.restart()
+        ended = await stage.until(begun)
+        assert (ended.state, ended.ending) == (S.ROLLED_BACK, "machine")
+        assert stage.engine.sandboxes[box.id].guest.marks["one"] == 1, "never started twice"
+
+    act(scene)
+
+
+def test_a_change_whose_workflow_is_lost_is_undone(act: Act) -> None:
+    async def scene(stage: Stage) -> None:
+        box = await stage.sandbox()
+        begun = await stage.change(box.id, command="true", probation_seconds=600)
+        await stage.until(begun, S.PROBATION)
+        await stage.recovery.aclose()
+        stage.home.workflows.unlink()
+        await stage.restart()
+        ended = await stage.until(begun)
+        assert (ended.state, ended.ending) == (S.ROLLED_BACK, "daemon")
+        assert (await stage.engine.get(box.id)).boot_mode == "cold"
+
+    act(scene)
+
+
+def test_a_damaged_file_of_workflows_is_set_aside(act: Act) -> None:
+    async def scene(stage: Stage) -> None:
+        box = await stage.sandbox()
+        begun = await stage.change(box.id, command="true", probation_seconds=600)
+        await stage.until(begun, S.PROBATION)
+        await stage.recovery.aclose()
+        stage.home.workflows.write_bytes(b"no database" * 1000)
+        await stage.restart()
+        assert (await stage.until(begun)).state is S.ROLLED_BACK
+        assert stage.home.workflows.with_name("workflows.db.damaged").exists()
+        assert stage.home.workflows.stat().st_mode & 0o777 == 0o600
+
+    act(scene)
+
+
+def test_a_daemon_that_never_began_it_changes_nothing(
+    act: Act, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(stage: Stage) -> None:
+        box = await stage.sandbox()
+
+        async def hang(*_: object) -> None:
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(stage.recovery._durable, "start", hang)
+        beginning = asyncio.create_task(stage.change(box.id, command="mark never"))
+        async with asyncio.timeout(5):
+            while not await stage.desk.list():
+                await asyncio.sleep(0.01)
+        beginning.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await beginning
+        await stage.restart()
+        (info,) = await stage.desk.list()
+        ended = await stage.until(info)
+        assert (ended.state, ended.snapshot_id) == (S.FAILED, None)
+        assert "nothing was changed" in ended.why
+        assert stage.engine.sandboxes[box.id].guest.marks["never"] == 0
+
+    act(scene)
+
+
+def test_workflows_that_ended_are_forgotten(act: Act, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(stage: Stage) -> None:
+        box = await stage.sandbox()
+        ended = await stage.until(await stage.change(box.id, command="true"))
+        waiting = await stage.change(box.id, command="true", probation_seconds=60)
+        await stage.until(waiting, S.PROBATION)
+        durable = stage.recovery._durable
+        assert await durable.is_known(ended.id)
+        await durable.prune(stage.desk._clock.now() - timedelta(hours=1))
+        assert await durable.is_known(ended.id)
+        async with asyncio.timeout(10):
+            while await durable.is_known(ended.id):  # its last line is written behind ours
+                await durable.prune(stage.desk._clock.now() + timedelta(hours=1))
+        assert await durable.is_alive(waiting.id)
+        assert (await stage.desk.confirm(waiting.id)).state is S.KEPT
+        assert (await stage.desk.get(ended.id)).state is S.KEPT
+
+    act(scene)
