@@ -66,6 +66,12 @@ class Options:
     ready_fd: int | None
 
 
+def quiet_logs() -> None:
+    """Let parts that we use speak only from the level on that matters here."""
+    for name, level in _QUIET.items():
+        logging.getLogger(name).setLevel(level)
+
+
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the daemon until it is told to stop, then exit; with the error's exit code if it could not start."""
     options = _parse(argv)
@@ -73,8 +79,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    for name, level in _QUIET.items():
-        logging.getLogger(name).setLevel(level)
+    quiet_logs()
     try:
         with _daemon_lock(options.home):
             os.chdir(options.home.root)

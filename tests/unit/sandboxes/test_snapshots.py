@@ -200,9 +200,10 @@ def test_forks_are_each_a_sandbox_or_an_error(play: Play, monkeypatch: pytest.Mo
         assert (await world.engine.get(info.id)).state is S.RUNNING
         snapshots = {m.parent_snapshot for m in made if isinstance(m, SandboxInfo)}
         assert len(snapshots) == 1
-        for count in (0, 101):
-            with pytest.raises(InvalidRequest, match="count is"):
+        for count, hint in ((0, "leave it out"), (101, "in several calls")):
+            with pytest.raises(InvalidRequest, match="count is") as caught:
                 await world.engine.fork(info.id, RestoreSpec(), count=count)
+            assert hint in str(caught.value.hint)
 
     play(scene)
 
@@ -486,6 +487,9 @@ def test_a_failed_sandbox_can_be_rolled_back(play: Play) -> None:
         snap = await world.engine.snapshot(info.id)
         os.kill(world.vmm(info.id).process.pid, signal.SIGKILL)
         await world.until(info.id, S.FAILED)
+        with pytest.raises(WrongState) as caught:
+            await world.engine.snapshot(info.id)
+        assert f"roll it back to a snapshot (torpor snapshots {info.id})" in str(caught.value.hint)
         back = await world.engine.rollback(info.id, snap.id)
         assert (back.state, back.error) == (S.RUNNING, None)
 
