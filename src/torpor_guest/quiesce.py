@@ -120,9 +120,7 @@ class Quiesce:
             loop = asyncio.get_running_loop()
             run.taking = loop.create_task(self._take(run, loop.time() + limit_s))
             await asyncio.wait([run.taking])
-            if run.taking.cancelled():
-                run.reason = run.reason or "its time was over before all was held"
-            else:
+            if not run.taking.cancelled():  # else: by the dead man, who said why
                 run.taking.result()
             if not run.reason:
                 run.facts.update(await self._facts.cursor(params.get("cursor")))
@@ -216,7 +214,12 @@ class Quiesce:
 
     def _lapse(self, run: _Run) -> None:
         if not run.outcome:
-            run.reason = run.reason or "nobody came to release it in time"
+            is_taking = run.taking is not None and not run.taking.done()
+            run.reason = run.reason or (
+                "its time was over before all was held"
+                if is_taking
+                else "nobody came to release it in time"
+            )
             run.is_held = False
             self._start_release(run, "expired")
 

@@ -196,6 +196,7 @@ async def test_the_dead_man_breaks_off_a_hold(client: GuestClient, home: Path) -
     slow = command("b", order=2, hold="sleep 74.25")
     quiet = await client.quiesce(spec(logged("a", log, order=1, hold_max_seconds=0.5), slow))
     assert not quiet.held
+    assert quiet.reason == "its time was over before all was held"
     assert lines(log)[-1] == "a release expired"
     assert not running("sleep\x0074.25")
 
