@@ -19,11 +19,23 @@ from torpor.recovery.desk import Recovery
 from torpor.server.scopes import HOST, scope_of
 from torpor.server.view import EngineView
 
-Check = Callable[[EngineView, str], Awaitable[object]]
+Check = Callable[[HTTPConnection, EngineView, str], Awaitable[object]]
+
+
+async def _owns_change(connection: HTTPConnection, view: EngineView, change_id: str) -> None:
+    """Raise `NotFound` for a change of a sandbox that the request does not see."""
+    recovery = cast(Recovery, connection.app.state.recovery)
+    info = await recovery.changes.get(change_id)
+    try:
+        await view.get(info.sandbox_id)
+    except NotFound as exc:
+        raise no_change(change_id) from exc
+
 
 OWNED: Mapping[str, Check] = {
-    "sandbox_id": lambda view, found: view.get(SandboxId(found)),
-    "snapshot_id": lambda view, found: view.get_snapshot(SnapshotId(found)),
+    "change_id": _owns_change,
+    "sandbox_id": lambda _, view, found: view.get(SandboxId(found)),
+    "snapshot_id": lambda _, view, found: view.get_snapshot(SnapshotId(found)),
 }
 """Names in paths, and how to ask for what they name; asking for what is elsewhere raises `NotFound`."""
 
@@ -70,18 +82,6 @@ async def guard(connection: HTTPConnection) -> None:
         view = view_of(connection)
         for name, value in connection.path_params.items():
             if name in OWNED:
-                await OWNED[name](view, value)
-            elif name == "change_id":
-                await _owns_change(connection, view, value)
+                await OWNED[name](connection, view, value)
             elif name not in UNOWNED:
                 raise NotAllowed(f"nobody said whose a {name} is", hint="report this as a bug")
-
-
-async def _owns_change(connection: HTTPConnection, view: EngineView, change_id: str) -> None:
-    """Raise `NotFound` for a change of a sandbox that the request does not see."""
-    recovery = cast(Recovery, connection.app.state.recovery)
-    info = await recovery.changes.get(change_id)
-    try:
-        await view.get(info.sandbox_id)
-    except NotFound as exc:
-        raise no_change(change_id) from exc

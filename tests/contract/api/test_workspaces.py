@@ -24,8 +24,9 @@ ROUTES = [
     for path, methods in json.loads(document())["paths"].items()
     for method, operation in methods.items()
 ]
-PREFIXES = {"sandbox_id": "sbx", "snapshot_id": "snap"}
+PREFIXES = {"change_id": "chg", "sandbox_id": "sbx", "snapshot_id": "snap"}
 BODIES: dict[str, dict[str, Any]] = {
+    "begin_change": {"reason": "x", "command": "true"},
     "rollback_sandbox": {"snapshot_id": "{snapshot_id}"},
     "exec_command": {"cmd": "true"},
     "exec_stream": {"cmd": "true"},
@@ -54,7 +55,15 @@ class World:
         self.sandbox = self.ours.post("/v1/sandboxes", json=body).json()["id"]
         taken = self.ours.post(f"/v1/sandboxes/{self.sandbox}/snapshots", json={"label": "mine"})
         self.snapshot = taken.json()["id"]
-        self.ids = {"sandbox_id": self.sandbox, "snapshot_id": self.snapshot}
+        change = {"reason": "mine", "command": "true", "inventory": False}
+        path = f"/v1/sandboxes/{self.sandbox}/changes"
+        self.change = self.ours.post(path, json=change).json()["id"]
+        self.ours.get(f"/v1/changes/{self.change}/events")  # it is over
+        self.ids = {
+            "change_id": self.change,
+            "sandbox_id": self.sandbox,
+            "snapshot_id": self.snapshot,
+        }
 
 
 def _http(tcp: Tcp, token: str) -> httpx.Client:
@@ -126,7 +135,7 @@ def test_no_list_shows_what_is_elsewhere(
         pytest.skip("it does not end; its own tests look at it")
     ours, theirs = world.ours.get(route[1]), world.theirs.get(route[1])
     assert theirs.status_code in (200, 403)
-    for found in (world.sandbox, world.snapshot, "mine", "ours"):
+    for found in (world.sandbox, world.snapshot, world.change, "mine", "ours"):
         assert found not in theirs.text
     for params in ({"sandbox_id": world.sandbox}, {"metadata.mine": "yes"}):
         again = world.theirs.get(route[1], params=params)
@@ -138,6 +147,7 @@ def test_no_list_shows_what_is_elsewhere(
 def test_the_owner_sees_it_all(world: World) -> None:
     assert world.sandbox in world.ours.get("/v1/sandboxes").text
     assert world.snapshot in world.ours.get("/v1/snapshots").text
+    assert world.change in world.ours.get("/v1/changes").text
     assert world.snapshot in world.ours.get("/v1/layers").text
     assert world.sandbox in world.ours.get("/v1/tree").text
     assert "elsewhere" not in world.ours.get("/v1/layers").text
