@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Literal, NewType
 
 from torpor.model_access import DEFAULT_WORKSPACE
+from torpor.model_memory import Policy, Watermark
 from torpor.model_quiesce import QuiesceReport
 
 SandboxId = NewType("SandboxId", str)
@@ -39,6 +40,8 @@ class SandboxState(StrEnum):
 
 
 Network = Literal["user", "none"]
+AgentMemory = Literal["reconcile", "rewind", "keep"]
+"""What an agent's memory does when its machine goes back: `model_memory.Policy`, as words."""
 OnTimeout = Literal["delete", "hibernate"]
 BootMode = Literal["cold", "restore", "resume"]
 """`cold`: booted from its disk; `restore`: from a snapshot's RAM; `resume`: woken where it slept."""
@@ -88,6 +91,17 @@ class RestoreSpec:
     """None: the snapshot's."""
     sandbox_id: SandboxId | None = None
     """A fresh id that it is to have; None: any."""
+    agent_memory: Policy | None = None
+    """How the memory of its agent goes on; None: `rewind` (as it was at the snapshot) for a fork, else `reconcile`."""
+
+
+ELSEWHERE_MARK = "::"
+"""In the name of an agent: what is before it is a workspace. No agent may be given a name with it."""
+
+
+def agent_in(workspace: str, name: str) -> str:
+    """Return the name under which the memory of a workspace's agent is kept: no workspace reaches another's."""
+    return name if workspace == DEFAULT_WORKSPACE else f"{workspace}{ELSEWHERE_MARK}{name}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +134,8 @@ class SandboxInfo:
     """Hibernate by itself after so many seconds without work; None: never."""
     parent_snapshot: SnapshotId | None = None
     """The snapshot it last was at: made from, put back to, or taken of it."""
+    memory_note: str | None = None
+    """What is wrong with its agent's memory since the machine moved: not put back yet, or otherwise than asked for."""
     generation: int = 1
     """Raised whenever the machine's past changes: at each restore, rollback, fork and wake."""
     ttl_left_seconds: float | None = None
@@ -127,8 +143,8 @@ class SandboxInfo:
 
     @property
     def agent(self) -> str:
-        """Whose memory it has: `agent` of its metadata, else its id."""
-        return self.metadata.get("agent") or self.id
+        """Whose memory it has: `agent` of its metadata, else its id; see `agent_in`."""
+        return agent_in(self.workspace, self.metadata.get("agent") or self.id)
 
     workspace: str = DEFAULT_WORKSPACE
     """Who may see it: the tokens of that workspace."""
@@ -170,6 +186,8 @@ class SnapshotInfo:
     """Why it cannot be deleted now, a reason each; kept beside the snapshot, not in it."""
     workspace: str = DEFAULT_WORKSPACE
     """That of its sandbox; a template's own snapshot may be used from all."""
+    watermark: Watermark | None = None
+    """Where the memory of its agent stood; None: a template's, which has no agent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -416,8 +416,14 @@ class Watermark:
 
     snapshot: str
     branch: str
+    """Empty: the agent had no memory then."""
     tx: int
     epoch: int
+    agent: str = ""
+    head: str = ""
+    """Hash of the last transaction then: tells the memory that it marks from any other. Empty: not looked at."""
+    problem: str = ""
+    """Why memory could not be marked, so that it cannot be put back with the machine; empty: it could."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -433,6 +439,42 @@ class Restored:
     flagged: tuple[str, ...]
     effects_since: tuple[str, ...]
     """Keys of effects done after the snapshot: they stay done."""
+    note: str = ""
+    """What was done otherwise than asked for, and why; empty: nothing."""
+
+
+class Move(StrEnum):
+    """How a machine came to be at a snapshot."""
+
+    ROLLBACK = "rollback"
+    RESTORE = "restore"
+    FORK = "fork"
+
+
+@dataclass(frozen=True, slots=True)
+class MachineMove:
+    """A machine that goes on at a snapshot, as its agent's memory has to know; kept until memory followed."""
+
+    sandbox: str
+    agent: str
+    move: Move
+    generation: int
+    """The machine's after the move; a move of a lower one was never made."""
+    watermark: Watermark
+    policy: Policy
+    supplants: tuple[str, ...] = ()
+    """Other sandboxes of the agent, whose machines it takes the place of: they may write no more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """What memory did as its machine moved."""
+
+    agent: str
+    epoch: int
+    """0: the agent has no memory."""
+    note: str
+    """What was done otherwise than asked for, and why; empty: nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from tests.fakes.engine_snapshots import FakeSnapshots, void
 from torpor.base.home import Home
 from torpor.base.ids import is_id, new_id
 from torpor.db.database import Database
+from torpor.db.memory_moves import MemoryMoves
 from torpor.errors import (
     BuildFailed,
     CommandLost,
@@ -57,8 +58,11 @@ from torpor.model import (
     SandboxState,
     TemplateInfo,
 )
+from torpor.model_memory import MachineMove
 from torpor.sandboxes.memories import AgentMemories
+from torpor.sandboxes.memory_moves import FollowingMemory
 from torpor.sandboxes.missing import no_sandbox
+from torpor.sandboxes.requests import check_agent
 
 CHUNK_BYTES = 64 << 10
 
@@ -285,6 +289,25 @@ class FakeGuest:
         return self.execs[exec_id]
 
 
+class FakeMoves(MemoryMoves):
+    """Moves that are kept in memory."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, tuple[MachineMove | None, str]] = {}
+
+    @override
+    def all(self) -> dict[str, tuple[MachineMove | None, str]]:
+        return dict(self.kept)
+
+    @override
+    def put(self, sandbox_id: str, move: MachineMove | None, note: str = "") -> None:
+        self.kept[sandbox_id] = (move, note)
+
+    @override
+    def drop(self, sandbox_id: str) -> None:
+        self.kept.pop(sandbox_id, None)
+
+
 @dataclass(slots=True)
 class FakeSandbox:
     """One sandbox of the fake engine."""
@@ -301,6 +324,7 @@ class FakeEngine(FakeSnapshots):
         """Keep sandboxes in memory, and what their agents know in `folder`."""
         self.home = home
         self._folder = folder
+        self.reports: list[str] = []
         self._memories: AgentMemories | None = None
         self.sandboxes: dict[SandboxId, FakeSandbox] = {}
         self.built: dict[str, TemplateInfo] = {}
@@ -315,6 +339,7 @@ class FakeEngine(FakeSnapshots):
         self._forget_memories()
 
     @property
+    @override
     def memories(self) -> AgentMemories:
         """A real memory, in a folder of its own."""
         assert self._memories is not None, "this engine was given no folder"
@@ -325,7 +350,13 @@ class FakeEngine(FakeSnapshots):
             folder = self._folder / new_id("mem")
             folder.mkdir()
             service = MemoryService(folder / "memory.db")
-            self._memories = AgentMemories(service, find=self.get, scratch=folder)
+            moves = FollowingMemory(
+                service,
+                FakeMoves(),
+                find=self.get,
+                report=lambda name, exc: self.reports.append(f"{name}: {exc}"),
+            )
+            self._memories = AgentMemories(service, moves, find=self.get, scratch=folder)
 
     async def start(self) -> None:
         """Do what the test asked for in the environment of a daemon of its own."""
@@ -355,6 +386,8 @@ class FakeEngine(FakeSnapshots):
             raise InsufficientResources(
                 f"{spec.ram_mib} MiB of memory are wanted, 2048 MiB are free", free_mib=2048
             )
+        if "agent" in spec.metadata:
+            check_agent(spec.metadata["agent"])
         now = datetime.now(UTC)
         ttl = spec.ttl_seconds
         template = self.built[spec.template]
@@ -388,8 +421,11 @@ class FakeEngine(FakeSnapshots):
     def add(self, info: SandboxInfo, guest: FakeGuest) -> None:
         self.sandboxes[info.id] = FakeSandbox(info, guest)
 
+    @override
     async def get(self, sandbox_id: SandboxId) -> SandboxInfo:
-        return self._found(sandbox_id).info
+        info = self._found(sandbox_id).info
+        note = self._memories and self._memories.moves.note(sandbox_id)
+        return replace(info, memory_note=note) if note else info
 
     async def list(self, query: SandboxFilter) -> SandboxPage:
         wanted = query.states or tuple(s for s in SandboxState if s != SandboxState.DELETED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -35,8 +36,10 @@ from torpor.model import (
     SnapshotInfo,
     SnapshotReason,
 )
+from torpor.model_memory import Policy
 from torpor.model_quiesce import HookResult, QuiesceReport, QuiesceSpec
 from torpor.sandboxes.claims import Claim, Claims
+from torpor.sandboxes.memories import AgentMemories
 from torpor.sandboxes.missing import no_snapshot
 
 if TYPE_CHECKING:
@@ -60,6 +63,11 @@ class FakeSnapshots:
     """The part of `FakeEngine` that keeps points of sandboxes."""
 
     sandboxes: dict[SandboxId, FakeSandbox]
+    _memories: AgentMemories | None
+
+    @property
+    def memories(self) -> AgentMemories:
+        raise NotImplementedError
 
     def forget_snapshots(self) -> None:
         self.points: dict[SnapshotId, FakeSnapshot] = {}
@@ -87,7 +95,7 @@ class FakeSnapshots:
         report = self._quiesced(sandbox_id, consistency, quiesce)
         if any(p.info.label == label for p in self._of(sandbox_id)) and label is not None:
             raise Conflict(f"sandbox {sandbox_id} has a snapshot with the label {label!r} already")
-        return self._take(
+        return await self._take(
             sandbox_id, "snapshot", label, consistency, metadata or {}, report, snapshot_id
         )
 
@@ -112,7 +120,7 @@ class FakeSnapshots:
         self._need(sandbox_id, S.RUNNING)
         return _rehearsed(quiesce or QuiesceSpec())
 
-    def _take(
+    async def _take(
         self,
         sandbox_id: SandboxId,
         reason: SnapshotReason,
@@ -153,6 +161,10 @@ class FakeSnapshots:
             env_names=found.info.env_names,
             workspace=found.info.workspace,
         )
+        if self._memories is not None:
+            await self.memories.moves.follow(sandbox_id)
+            mark = await self.memories.moves.mark(found.info)
+            info = replace(info, watermark=replace(mark, snapshot=info.id))
         layers = (*self.own_layers.get(sandbox_id, ()), new_id("lyr"))
         self.own_layers[sandbox_id] = layers
         self.points[info.id] = FakeSnapshot(info, _copy(found.guest), layers)
@@ -266,6 +278,14 @@ class FakeSnapshots:
             parent_snapshot=snapshot_id,
             workspace=spec.workspace or origin.workspace,
         )
+        if self._memories is not None:
+            await self.memories.moves.intend_new(
+                info,
+                origin.watermark,
+                is_fork=reason == "fork",
+                policy=spec.agent_memory,
+                others=[s.info.id for s in self.sandboxes.values() if s.info.agent == info.agent],
+            )
         guest = _copy(point.guest)
         guest.env = {**guest.env, **spec.env}
         if boot_mode == "cold":
@@ -288,7 +308,7 @@ class FakeSnapshots:
         if source.startswith("snap_"):
             origin = self._point(SnapshotId(source)).info.id
         else:
-            origin = self._take(SandboxId(source), "fork", snapshot_id=snapshot_id).id
+            origin = (await self._take(SandboxId(source), "fork", snapshot_id=snapshot_id)).id
         found: list[SandboxInfo | TorporError] = []
         for own in [replace(spec, sandbox_id=made) for made in ids] or [spec] * count:
             try:
@@ -309,7 +329,7 @@ class FakeSnapshots:
         if found.info.state is not S.HIBERNATED:
             self._need(sandbox_id, S.RUNNING, S.PAUSED)
             report = self._quiesced(sandbox_id, consistency, quiesce)
-            self._take(sandbox_id, "hibernate", None, consistency, None, report)
+            await self._take(sandbox_id, "hibernate", None, consistency, None, report)
             ends = found.info.expires_at
             left = None if ends is None else (ends - datetime.now(UTC)).total_seconds()
             found.info = replace(
@@ -366,6 +386,7 @@ class FakeSnapshots:
         snapshot_id: SnapshotId,
         *,
         memory: MemoryChoice = "ram",
+        agent_memory: Policy = Policy.RECONCILE,
         holder: str | None = None,
         since_generation: int | None = None,
     ) -> SandboxInfo:
@@ -382,6 +403,18 @@ class FakeSnapshots:
             raise WrongState(f"snapshot {snapshot_id} is of another template")
         if self.damaged & set(point.layers):
             raise DataDamaged(f"a layer of snapshot {snapshot_id} is damaged")
+        async with contextlib.AsyncExitStack() as stack:
+            if self._memories is not None:
+                intended = self.memories.moves.rollback_intended(
+                    found.info, point.info.watermark, agent_memory
+                )
+                await stack.enter_async_context(intended)
+            self._put_back(found, point, memory)
+        if self._memories is not None:
+            await self.memories.moves.follow_quietly(sandbox_id)
+        return await self.get(sandbox_id)
+
+    def _put_back(self, found: FakeSandbox, point: FakeSnapshot, memory: MemoryChoice) -> None:
         kept = point.guest.execs
         for exec_id, running in found.guest.execs.items():
             if exec_id not in kept:
@@ -390,17 +423,19 @@ class FakeSnapshots:
         found.guest = _copy(point.guest)
         if memory == "cold":
             found.guest.execs.clear()
-        self.own_layers[sandbox_id] = point.layers
+        self.own_layers[found.info.id] = point.layers
         found.info = replace(
             found.info,
             state=S.RUNNING,
             boot_mode="restore" if memory == "ram" else "cold",
             boot_ms=6,
             error=None,
-            parent_snapshot=snapshot_id,
+            parent_snapshot=point.info.id,
             generation=found.info.generation + 1,
         )
-        return found.info
+
+    async def get(self, sandbox_id: SandboxId) -> SandboxInfo:
+        raise NotImplementedError
 
     async def set_idle(self, sandbox_id: SandboxId, idle_seconds: int | None) -> SandboxInfo:
         if idle_seconds is not None and idle_seconds < 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
 
@@ -23,7 +23,7 @@ from torpor.cli.quiesce import (
 from torpor.errors import InvalidRequest, TorporError, error_to_wire
 
 if TYPE_CHECKING:
-    from torpor.model import SandboxInfo, SnapshotInfo
+    from torpor.model import AgentMemory, SandboxInfo, SnapshotInfo
     from torpor.sdk.snapshot_results import RestoreOptions
     from torpor.sdk.sync_sandbox import Sandbox
 
@@ -44,6 +44,14 @@ AllowCold = Annotated[
     bool,
     typer.Option("--allow-cold", help="Start from the disk alone if its memory cannot go on here."),
 ]
+RestoredMemory = Annotated[
+    str | None,
+    typer.Option(
+        "--agent-memory",
+        metavar="reconcile|rewind|keep",
+        help="How its agent's memory goes on; default: reconcile, of a fork rewind.",
+    ),
+]
 Sandboxes = Annotated[
     list[str], typer.Argument(metavar="SANDBOX…", help="Ids, or beginnings of ids.")
 ]
@@ -56,6 +64,7 @@ def _options(
     ttl: int | None,
     idle: int | None,
     allow_cold: bool,
+    agent_memory: str | None,
 ) -> RestoreOptions:
     if network not in (None, "user", "none"):
         raise InvalidRequest(f"--network {network!r} is not known", hint="--network user|none")
@@ -66,11 +75,28 @@ def _options(
         "ttl_seconds": ttl,
         "idle_seconds": idle,
         "allow_cold": allow_cold,
+        "agent_memory": None if agent_memory is None else _policy(agent_memory),
     }
     return cast("RestoreOptions", options)
 
 
-def _note_cold(info: SandboxInfo) -> None:
+def _policy(text: str) -> AgentMemory:
+    from torpor.model import AgentMemory
+
+    if text not in get_args(AgentMemory):
+        raise InvalidRequest(
+            f"--agent-memory {text!r} is not known", hint="--agent-memory reconcile|rewind|keep"
+        )
+    return cast("AgentMemory", text)
+
+
+def _note_memory(info: SandboxInfo) -> None:
+    if info.memory_note:
+        print(f"note: the memory of {info.agent}: {info.memory_note}", file=sys.stderr)
+
+
+def _note(info: SandboxInfo) -> None:
+    _note_memory(info)
     if info.boot_mode == "cold":
         print(f"note: {info.id} was started cold, from the disk alone", file=sys.stderr)
 
@@ -83,6 +109,7 @@ def restore(
     ttl: Ttl = None,
     idle: Idle = None,
     allow_cold: AllowCold = False,
+    agent_memory: RestoredMemory = None,
     as_json: AsJson = False,
 ) -> None:
     """Make a new sandbox that goes on exactly at a snapshot, and print its id.
@@ -92,9 +119,9 @@ def restore(
     """
     from torpor.sdk.sync_sandbox import Sandbox
 
-    options = _options(env, metadata, network, ttl, idle, allow_cold)
+    options = _options(env, metadata, network, ttl, idle, allow_cold, agent_memory)
     made = Sandbox.restore(find_snapshot(snapshot).id, **options)
-    _note_cold(made.info)
+    _note(made.info)
     print_json(made.info) if as_json else print(made.id)
 
 
@@ -104,6 +131,14 @@ def rollback(
     cold: Annotated[
         bool, typer.Option("--cold", help="Put the disk back and boot; memory begins anew.")
     ] = False,
+    agent_memory: Annotated[
+        str,
+        typer.Option(
+            "--agent-memory",
+            metavar="reconcile|rewind|keep",
+            help="What its agent's memory does: what concerns the machine goes back; all does; nothing.",
+        ),
+    ] = "reconcile",
     as_json: AsJson = False,
 ) -> None:
     """Put a sandbox back to a snapshot, with the same id; what it did since then is gone.
@@ -113,7 +148,12 @@ def rollback(
     were made. Take a snapshot first if you may want to come back to where it is now.
     """
     found = find(sandbox)
-    found.rollback(find_snapshot(snapshot).id, memory="cold" if cold else "ram")
+    found.rollback(
+        find_snapshot(snapshot).id,
+        memory="cold" if cold else "ram",
+        agent_memory=_policy(agent_memory),
+    )
+    _note_memory(found.info)
     print_json(found.info) if as_json else print(found.id)
 
 
@@ -131,6 +171,7 @@ def fork(
     ttl: Ttl = None,
     idle: Idle = None,
     allow_cold: AllowCold = False,
+    agent_memory: RestoredMemory = None,
     as_json: AsJson = False,
 ) -> None:
     """Make new sandboxes that go on where this one is, copy-on-write, and print their ids.
@@ -140,12 +181,12 @@ def fork(
     """
     from torpor.sdk.sync_sandbox import Sandbox
 
-    options = _options(env, metadata, network, ttl, idle, allow_cold)
+    options = _options(env, metadata, network, ttl, idle, allow_cold, agent_memory)
     results = Sandbox.fork(find_source(source), count=count, **options)
     errors = [result for result in results if isinstance(result, TorporError)]
     for result in results:
         if not isinstance(result, TorporError):
-            _note_cold(result.info)
+            _note(result.info)
     if as_json:
         print_json(
             [{"error": error_to_wire(r)} if isinstance(r, TorporError) else r.info for r in results]

@@ -81,3 +81,12 @@ change = Table(
     Column("report", Text, nullable=False),
 )
 Index("ix_change_sandbox_id_created_at", change.c.sandbox_id, change.c.created_at)
+
+memory_move = Table(
+    "memory_move",
+    metadata,
+    Column("sandbox_id", String(32), primary_key=True),
+    # `model_memory.MachineMove`, until memory has followed it
+    Column("move", Text),
+    Column("note", Text, nullable=False),
+)

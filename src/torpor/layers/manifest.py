@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from torpor.base.fsio import read_json
+from torpor.base.plain import from_plain, to_plain
 from torpor.errors import DataDamaged
 from torpor.model import SnapshotInfo
+from torpor.model_memory import Watermark
 from torpor.model_quiesce import QuiesceReport, report_from_json, report_to_json
 
 MANIFEST = "manifest.json"
@@ -68,6 +70,7 @@ def to_json(manifest: Manifest) -> dict[str, object]:
         info[field.name] = value.isoformat() if isinstance(value, datetime) else value
     info["metadata"] = dict(manifest.info.metadata)
     info["env_names"] = list(manifest.info.env_names)
+    info["watermark"] = to_plain(manifest.info.watermark)
     if (report := info.pop("quiesce")) is not None:  # else it is not there at all
         assert isinstance(report, QuiesceReport)
         info["quiesce"] = report_to_json(report)
@@ -128,6 +131,8 @@ def _manifest(raw: Any) -> Manifest:
     values = {name: value for name, value in raw["snapshot"].items() if name in _INFO_KEYS}
     values["created_at"] = datetime.fromisoformat(values["created_at"])
     values["env_names"] = tuple(map(str, values.get("env_names", ())))
+    if values.get("watermark") is not None:
+        values["watermark"] = from_plain(Watermark, values["watermark"])
     if values.get("quiesce") is not None:
         values["quiesce"] = report_from_json(values["quiesce"])
     return Manifest(

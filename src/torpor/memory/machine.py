@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torpor.base.ids import new_id
 from torpor.errors import Conflict, NotFound, WrongState
 from torpor.memory import checks
@@ -13,9 +15,10 @@ from torpor.memory.rows import (
     FactRow,
     Head,
     StateRow,
+    Txn,
     WatermarkRow,
 )
-from torpor.memory.store import Range
+from torpor.memory.store import Range, Store
 from torpor.memory.unit import Unit
 from torpor.memory.view import View, load_branch
 from torpor.model_memory import (
@@ -59,10 +62,24 @@ def watermark(line: Line, snapshot: str) -> Watermark:
 
 
 def _mark(row: WatermarkRow) -> Watermark:
-    return Watermark(row.snapshot, row.branch, row.at_tx, row.epoch)
+    return Watermark(row.snapshot, row.branch, row.at_tx, row.epoch, row.agent)
 
 
-def find_watermark(line: Line, snapshot: str) -> WatermarkRow:
+def here(store: Store, agent: str) -> Watermark:
+    """Return where memory stands now, without writing it: a snapshot's own manifest keeps it."""
+    last = store.newest(Txn, {"tx": store.last_tx()})
+    head = store.newest(Head, {"agent": agent})
+    return Watermark(
+        snapshot="",
+        branch="" if head is None else head.branch,
+        tx=0 if last is None else last.tx,
+        epoch=0 if head is None else head.epoch,
+        agent=agent,
+        head="" if last is None else last.hash,
+    )
+
+
+def find_watermark(line: Line, snapshot: str) -> Watermark:
     """Return the mark of a snapshot.
 
     Raises:
@@ -71,32 +88,51 @@ def find_watermark(line: Line, snapshot: str) -> WatermarkRow:
     found = line.store.newest(WatermarkRow, {"snapshot": snapshot})
     if found is None:
         raise NotFound(f"memory has no watermark of snapshot {snapshot}", snapshot=snapshot)
-    return found
+    return _mark(found)
 
 
-def on_restore(line: Line, snapshot: str, policy: Policy, reason: str) -> Restored:
-    """Bring memory in line with a machine that was put back to `snapshot`; see the table in the docs.
+def why_useless(store: Store, mark: Watermark) -> str:
+    """Return why a mark says nothing about this memory; empty if it does."""
+    if mark.problem:
+        return f"memory could not be marked when the snapshot was made: {mark.problem}"
+    if mark.head:
+        found = store.newest(Txn, {"tx": mark.tx})
+        if found is None or found.hash != mark.head:
+            return "the snapshot was made beside another memory than this one"
+    return ""
 
-    The epoch rises, so writers from before are refused from now on.
+
+def on_restore(
+    line: Line, mark: Watermark, policy: Policy, reason: str, note: str = ""
+) -> Restored:
+    """Bring memory in line with a machine that was put back to a mark; see the table in the docs.
+
+    The epoch rises, so writers from before are refused from now on. A mark that says nothing about this memory
+    is followed as `keep`, with every fact about the machine flagged: the answer's note says so.
     """
-    mark = find_watermark(line, snapshot)
+    useless = why_useless(line.store, mark)
+    if useless:
+        note = f"{useless}; all is kept, what concerns the machine is unverified"
+        mark, policy = replace(mark, branch="", tx=0), Policy.KEEP
     if line.fixed_branch is not None:
         raise WrongState(
             "a restore moves the agent's head; this space is bound to one branch",
             hint="open the space without branch",
         )
-    since = effects_since(line, mark.at_tx)
+    since = effects_since(line, mark.tx)
     with line.write("restore_machine", checks.reason(reason)) as (work, view):
         epoch = line.head().epoch + 1
         target = view.branch
         touched: tuple[list[str], list[str], list[str]] = ([], [], [])
         if policy is Policy.REWIND:
+            parent = mark.branch if _is_kin(view, mark) else view.branch.id
             target = _branch_off(
-                work, mark.branch, mark.at_tx, line.agent, snapshot, f"rewind to {snapshot}"
+                work, parent, mark.tx, line.agent, mark.snapshot, f"rewind to {mark.snapshot}"
             )
             work.branch = target.id
         elif policy is Policy.RECONCILE:
-            touched = _reconcile(work, view, _view_at(line, mark), mark)
+            mark = mark if not mark.branch or _is_kin(view, mark) else replace(mark, tx=0)
+            touched = _reconcile(work, view, _view_at(view, mark), mark)
         else:
             touched = ([], [], _flag_unverified(work, view, mark))
         work.put(Head(new_id("head"), work.tx, target.id, line.agent, epoch, work.salt()))
@@ -104,8 +140,9 @@ def on_restore(line: Line, snapshot: str, policy: Policy, reason: str) -> Restor
             work,
             view,
             EpisodeInput(
-                f"The machine was restored to snapshot {snapshot} (policy {policy}); "
-                f"transactions {mark.at_tx + 1} to {work.tx - 1} are lost to it.",
+                f"The machine was restored to snapshot {mark.snapshot} (policy {policy}); "
+                f"transactions {mark.tx + 1} to {work.tx - 1} are lost to it."
+                + (f" Note: {note}." if note else ""),
                 SourceKind.SYSTEM,
             ),
             epoch,
@@ -113,20 +150,29 @@ def on_restore(line: Line, snapshot: str, policy: Policy, reason: str) -> Restor
         )
         tx = work.tx
     suspended, revived, flagged = (tuple(t) for t in touched)
-    return Restored(tx, policy, target.id, epoch, suspended, revived, flagged, since)
+    return Restored(tx, policy, target.id, epoch, suspended, revived, flagged, since, note)
 
 
-def _view_at(line: Line, mark: WatermarkRow) -> View:
-    return View(line.store, load_branch(line.store, mark.branch), mark.at_tx)
+def _is_kin(view: View, mark: Watermark) -> bool:
+    """Return whether a mark is of this memory's family: what another agent knew is none of ours."""
+    if not mark.branch:
+        return False
+    return load_branch(view.store, mark.branch).family == view.branch.family
+
+
+def _view_at(view: View, mark: Watermark) -> View:
+    """Return what was seen at a mark; nothing, if there was no memory then or it was another agent's."""
+    branch = load_branch(view.store, mark.branch) if _is_kin(view, mark) else view.branch
+    return View(view.store, branch, mark.tx)
 
 
 def _reconcile(
-    work: Unit, view: View, then: View, mark: WatermarkRow
+    work: Unit, view: View, then: View, mark: Watermark
 ) -> tuple[list[str], list[str], list[str]]:
     """Facts about the machine become what they were at the mark; the world's facts stay."""
     changed = [
         s.object
-        for s in view.store.select(StateRow, {"tx": Range(low=mark.at_tx + 1), "kind": "fact"})
+        for s in view.store.select(StateRow, {"tx": Range(low=mark.tx + 1), "kind": "fact"})
         if view.sees(s) or then.sees(s)
     ]
     changed += _lines_apart(view, then)
@@ -174,8 +220,8 @@ def _content(state: StateRow) -> tuple[object, ...]:
     return (state.status, state.ended_at, state.ended_by, state.expires_at, state.pinned)
 
 
-def _flag_unverified(work: Unit, view: View, mark: WatermarkRow) -> list[str]:
-    later = view.store.select(StateRow, {"tx": Range(low=mark.at_tx + 1), "kind": "fact"})
+def _flag_unverified(work: Unit, view: View, mark: Watermark) -> list[str]:
+    later = view.store.select(StateRow, {"tx": Range(low=mark.tx + 1), "kind": "fact"})
     ids = list(dict.fromkeys(s.object for s in later if view.sees(s)))
     bound = [r.id for r in view.store.select(FactRow, {"id": ids}) if r.scope in _BOUND]
     states = view.states(bound)
@@ -197,8 +243,8 @@ def _branch_off(
     )
 
 
-def fork(line: Line, agent: str, snapshot: str | None, reason: str) -> str:
-    """Give a new agent a child branch: it sees its parent's memory up to here, or up to a snapshot.
+def fork(line: Line, agent: str, mark: Watermark | None, reason: str) -> str:
+    """Give a new agent a child branch: it sees its parent's memory up to here, or up to a mark.
 
     Raises:
         Conflict: the agent has a memory already.
@@ -208,10 +254,14 @@ def fork(line: Line, agent: str, snapshot: str | None, reason: str) -> str:
         if line.store.newest(Head, {"agent": agent}) is not None:
             raise Conflict(f"agent {agent} has a memory already", agent=agent)
         parent, at = view.branch.id, work.tx - 1
-        if snapshot is not None:
-            mark = find_watermark(line, snapshot)
-            parent, at = mark.branch, mark.at_tx
-        made = _branch_off(work, parent, at, agent, snapshot, reason)
+        if mark is not None:
+            if not _is_kin(view, mark):
+                raise NotFound(
+                    f"snapshot {mark.snapshot} has no watermark of agent {line.agent}",
+                    snapshot=mark.snapshot,
+                )
+            parent, at = mark.branch, mark.tx
+        made = _branch_off(work, parent, at, agent, None if mark is None else mark.snapshot, reason)
         work.put(Head(new_id("head"), work.tx, made.id, agent, 1, work.salt()))
         for effect in latest_effects(line, line.agent, at):
             work.put(

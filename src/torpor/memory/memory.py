@@ -7,11 +7,13 @@ import itertools
 import secrets
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 
 from torpor.base.clock import Clock, SystemClock
+from torpor.errors import NotFound
 from torpor.memory import chain, checks, jsonl
 from torpor.memory.corpus import GENERATION, Corpus
 from torpor.memory.embed.base import Embedder
@@ -59,7 +61,7 @@ class Memory:
             HostNotReady: it is newer than this Torpor, or cannot be written.
             Busy: another writer held it for longer than `busy_timeout_s`.
         """
-        store = _store_at(path, busy_timeout_s)
+        store = open_store(path, busy_timeout_s=busy_timeout_s)
         try:
             return Memory(store, embedder=embedder, clock=clock)
         except BaseException:
@@ -89,17 +91,37 @@ class Memory:
             actor: who writes, for the log; `agent:NAME` by default.
 
         Raises:
-            NotFound: there is no such branch.
+            NotFound: there is no such branch, or it is of another family than the agent's.
         """
+        line = self.line(agent, branch=branch, epoch=epoch, actor=actor)
+        ensure_agent(self._store, self._clock, line.agent, line.actor)
+        if branch is not None:
+            self._check_kin(line, branch)
+        bound = replace(line, known_at=line.cutoff(known_at))
+        return Space(bound, self._corpus, self._unproven)
+
+    def _check_kin(self, line: Line, branch: str) -> None:
+        own = load_branch(self._store, line.head().branch)
+        if load_branch(self._store, branch).family != own.family:
+            raise NotFound(f"agent {line.agent} has no branch {branch}", branch=branch)
+
+    @property
+    def store(self) -> Store:
+        """The rows beneath."""
+        return self._store
+
+    def line(
+        self,
+        agent: str,
+        *,
+        branch: str | None = None,
+        epoch: int | None = None,
+        actor: str | None = None,
+    ) -> Line:
+        """Return what a space of that agent is bound to; nothing is made."""
         name = checks.name(agent, "agent")
         writer = checks.name(actor, "actor") if actor is not None else f"agent:{name}"
-        ensure_agent(self._store, self._clock, name, writer)
-        if branch is not None:
-            load_branch(self._store, branch)
-        line = Line(self._store, self._clock, self._embedder, name, writer, branch, None, epoch)
-        cutoff = line.cutoff(known_at)
-        bound = Line(self._store, self._clock, self._embedder, name, writer, branch, cutoff, epoch)
-        return Space(bound, self._corpus, self._unproven)
+        return Line(self._store, self._clock, self._embedder, name, writer, branch, None, epoch)
 
     def agents(self) -> tuple[str, ...]:
         """Return the agents that have a memory here."""
@@ -181,7 +203,8 @@ class Memory:
         self.close()
 
 
-def _store_at(path: str | Path, busy_timeout_s: float) -> Store:
+def open_store(path: str | Path, *, busy_timeout_s: float) -> Store:
+    """Open the rows of a memory alone. Raises as `Memory.open`."""
     if isinstance(path, str) and path.startswith(("postgresql://", "postgres://")):
         from torpor.memory.postgres import PostgresStore
 

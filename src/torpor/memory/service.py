@@ -13,16 +13,27 @@ from pathlib import Path
 from typing import TypeVar
 
 from torpor.base.clock import Clock
-from torpor.errors import InvalidRequest, NotFound
+from torpor.errors import InvalidRequest, NotFound, TorporError
+from torpor.memory import following, machine
 from torpor.memory.embed.base import Embedder
-from torpor.memory.memory import Memory
+from torpor.memory.memory import Memory, open_store
 from torpor.memory.space import Space
-from torpor.model_memory import ChainReport, Exported, SpaceInfo
+from torpor.memory.store import Store
+from torpor.model_memory import (
+    ChainReport,
+    Exported,
+    Followed,
+    MachineMove,
+    SpaceInfo,
+    Watermark,
+)
 
 T = TypeVar("T")
 
 _THREADS = 4
 """Calls under way at once; the store lets one write, and SQLite's single connection one read, at a time."""
+MARK_LIMIT_S = 2.0
+"""How long a snapshot waits, its machine standing still, to learn where memory stands."""
 _BUSY_S = 30.0
 """How long another program may hold the store until a call is refused as busy."""
 
@@ -49,6 +60,9 @@ class MemoryService:
         self._opening = threading.Lock()
         self._memory: Memory | None = None
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="memory")
+        # a connection and a thread of their own: a machine stands still while it is marked
+        self._reader: Store | None = None
+        self._marker = ThreadPoolExecutor(1, thread_name_prefix="memory-mark")
 
     async def aclose(self) -> None:
         """Wait for the calls under way, and release the store."""
@@ -56,6 +70,10 @@ class MemoryService:
 
     def _close(self) -> None:
         self._threads.shutdown()
+        self._marker.shutdown()
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
         memory, self._memory = self._memory, None
         if memory is not None:
             memory.close()
@@ -80,6 +98,34 @@ class MemoryService:
                     busy_timeout_s=_BUSY_S,
                 )
             return self._memory
+
+    async def position(self, agent: str) -> Watermark:
+        """Return where an agent's memory stands, within `MARK_LIMIT_S` and whatever else memory does meanwhile.
+
+        It never raises: a memory that cannot be read gives a watermark with a `problem`. Nothing is written,
+        and a memory that nobody has used yet is not made.
+        """
+        try:
+            async with asyncio.timeout(MARK_LIMIT_S):
+                return await asyncio.get_running_loop().run_in_executor(
+                    self._marker, self._position, agent
+                )
+        except TorporError as exc:
+            problem = exc.message
+        except TimeoutError:
+            problem = f"it did not answer within {MARK_LIMIT_S:g} s"
+        return Watermark("", "", 0, 0, agent=agent, problem=problem)
+
+    def _position(self, agent: str) -> Watermark:
+        if self._reader is None:
+            if isinstance(self._where, Path) and not self._where.exists():
+                return Watermark("", "", 0, 0, agent=agent)
+            self._reader = open_store(self._where, busy_timeout_s=MARK_LIMIT_S)
+        return machine.here(self._reader, agent)
+
+    async def follow(self, move: MachineMove) -> Followed:
+        """Bring an agent's memory in line with its machine; see `torpor.memory.following`."""
+        return await self.run(lambda memory: following.follow(memory, move))
 
     async def spaces(self) -> list[SpaceInfo]:
         """Return what is so about every agent's memory, by name."""

@@ -487,12 +487,14 @@ class Space:
             NotFound: no watermark was set for the snapshot.
         """
         chosen = checks.choice(Policy, policy, "policy")
-        return machine.on_restore(self._line, snapshot_id, chosen, reason)
+        mark = machine.find_watermark(self._line, snapshot_id)
+        return machine.on_restore(self._line, mark, chosen, reason)
 
     def fork(self, agent: str, *, snapshot_id: str | None = None, reason: str = "") -> Space:
         """Give a new agent a child branch of this memory, as it is or as it was at a snapshot."""
         line = self._line
-        machine.fork(line, agent, snapshot_id, reason)
+        mark = None if snapshot_id is None else machine.find_watermark(line, snapshot_id)
+        machine.fork(line, agent, mark, reason)
         child = Line(line.store, line.clock, line.embedder, agent, f"agent:{agent}")
         return Space(child, self._corpus, self._unproven)
 

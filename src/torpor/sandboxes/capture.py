@@ -27,6 +27,7 @@ from torpor.layers.space import full_disk_told
 from torpor.layers.store import LayerStore
 from torpor.layers.verify import digest
 from torpor.model import Consistency, SnapshotId, SnapshotInfo, SnapshotReason
+from torpor.model_memory import Watermark
 from torpor.model_quiesce import QuiesceReport, QuiesceSpec
 from torpor.sandboxes.machine import SandboxMachine
 from torpor.sandboxes.quiescing import Rest, unasked
@@ -61,6 +62,8 @@ class Captured:
     devices: Path
     consistency: Consistency
     quiesce: QuiesceReport | None
+    watermark: Watermark | None
+    """Where the memory of its agent stood; a template has no agent."""
 
 
 async def take(m: SandboxMachine, wish: Wish, *, paused_before: bool) -> Manifest:
@@ -81,6 +84,8 @@ async def take(m: SandboxMachine, wish: Wish, *, paused_before: bool) -> Manifes
     store, vmm = m.parts.layers, m.running_vmm()
     await check_capture(m.parts, vmm, m.info.ram_mib)
     await _note_switch(m, vmm)  # an earlier one that a full disk kept from being written down
+    if wish.reason != "template":  # which has no agent
+        await m.parts.memory_moves.follow_quietly(m.info.id)  # else there were nothing to mark
     snapshot_id = wish.snapshot_id or SnapshotId(new_id("snap"))
     ram_id, next_active = new_id("lyr"), new_id("lyr")
     overlay, ram = store.disk_path(next_active), store.ram_path(ram_id)
@@ -185,6 +190,7 @@ def _manifest(
             env_names=info.env_names,
             quiesce=captured.quiesce,
             workspace=info.workspace,
+            watermark=marked_as(captured.watermark, snapshot_id),
         ),
         disk=disk_refs,
         ram=ram_refs,
@@ -198,8 +204,12 @@ def _are_there(store: LayerStore, disk: tuple[str, ...], ram: tuple[str, ...]) -
     return all(path.exists() for path in paths)
 
 
-def relabelled(m: SandboxMachine, manifest: Manifest, wish: Wish) -> SnapshotInfo:
+def relabelled(
+    m: SandboxMachine, manifest: Manifest, wish: Wish, mark: Watermark | None
+) -> SnapshotInfo:
     """Return what a second snapshot of the same point is called: a sandbox that sleeps has not moved on.
+
+    Its agent's memory may have, from outside: `mark` says where that stands.
 
     Raises:
         QuiesceFailed: `application` is wanted, and it did not fall asleep so.
@@ -207,9 +217,10 @@ def relabelled(m: SandboxMachine, manifest: Manifest, wish: Wish) -> SnapshotInf
     report = manifest.info.quiesce
     if wish.consistency == "application" and manifest.info.consistency != "application":
         report = unasked(f"sandbox {m.info.id}", wish.quiesce, asleep=True)
+    snapshot_id = wish.snapshot_id or SnapshotId(new_id("snap"))
     return replace(
         manifest.info,
-        id=wish.snapshot_id or SnapshotId(new_id("snap")),
+        id=snapshot_id,
         label=wish.label,
         parent=manifest.info.id,
         reason=wish.reason,
@@ -218,7 +229,13 @@ def relabelled(m: SandboxMachine, manifest: Manifest, wish: Wish) -> SnapshotInf
         pause_ms=0.0,
         metadata=dict(wish.metadata or {}),
         quiesce=report,
+        watermark=marked_as(mark, snapshot_id),
     )
+
+
+def marked_as(mark: Watermark | None, snapshot_id: SnapshotId) -> Watermark | None:
+    """Return a mark of memory with the snapshot that it is kept in."""
+    return None if mark is None else replace(mark, snapshot=snapshot_id)
 
 
 async def _capture(
@@ -242,6 +259,8 @@ async def _capture(
         await vmm.pause()
         rest.check_lease()
         reach("snapshot.paused")
+        # what the machine told its memory until now is marked, and nothing that it will tell
+        marking = m.begin(_mark(m, wish), "memory mark")
         saved = await vmm.save_devices()
         await vmm.switch_disk(overlay)
         reach("snapshot.switched")
@@ -249,6 +268,7 @@ async def _capture(
         reach("snapshot.ram")
         with full_disk_told(f"the devices of {m.info.id}"):
             await asyncio.to_thread(saved.rename, devices)
+        mark = await marking
         if wish.go_on and not paused_before:
             await vmm.resume()
         pause_ms = (time.monotonic() - begun) * 1000
@@ -268,7 +288,13 @@ async def _capture(
         devices=devices,
         consistency=_had(wish, guest, rest.report),
         quiesce=rest.report,
+        watermark=mark,
     )
+
+
+async def _mark(m: SandboxMachine, wish: Wish) -> Watermark | None:
+    """Return where its agent's memory stands, within seconds; it never raises."""
+    return None if wish.reason == "template" else await m.parts.memory_moves.mark(m.info)
 
 
 def _had(wish: Wish, guest: Guest | None, report: QuiesceReport | None) -> Consistency:

@@ -18,6 +18,7 @@ from torpor.errors import TorporError, VmmFailed, WrongState
 from torpor.guest.port import Guest
 from torpor.layers.manifest import Manifest
 from torpor.model import BootMode, MemoryChoice, SandboxState, SnapshotId
+from torpor.model_memory import Policy
 from torpor.sandboxes import capture
 from torpor.sandboxes import folder as files
 from torpor.sandboxes.birth import RenewalReason, hostname_of, renewal
@@ -83,14 +84,16 @@ async def rollback(
     manifest: Manifest,
     memory: MemoryChoice = "ram",
     *,
+    agent_memory: Policy | None = None,
     since_generation: int | None = None,
 ) -> None:
     """Put the sandbox back to a snapshot: same id, same identity; what came after is gone.
 
     With `cold` its disk is put back and boots; the snapshot's RAM is neither needed nor looked at. All that can be
-    checked and made beforehand is, so that the machine is ended only when the old one can start. After a failure
-    behind that point the sandbox is `failed` and can be rolled back again. With `since_generation` nothing is done
-    when it was put back there after that generation: a repeat of a request finds it carried out.
+    checked and made beforehand is, so that the machine is ended only when the old one can start; that its agent's
+    memory has to follow, as `agent_memory` says, is written down before that. After a failure behind that point the
+    sandbox is `failed` and can be rolled back again. With `since_generation` nothing is done when it was put back
+    there after that generation: a repeat of a request finds it carried out.
     """
     if since_generation is not None and _is_back(m, manifest, since_generation):
         return
@@ -113,7 +116,10 @@ async def rollback(
         if memory == "cold":  # which is how the row tells the next daemon, too
             layers = replace(layers, image=None, ram=())
         await m.save(replace(m.row, epoch=max(m.row.epoch, manifest.epoch)))
-        async with m.parts.memory_for(replace(m.info, ram_mib=manifest.info.ram_mib)):
+        async with (
+            m.parts.memory_for(replace(m.info, ram_mib=manifest.info.ram_mib)),
+            m.parts.memory_moves.rollback_intended(m.info, manifest.info.watermark, agent_memory),
+        ):
             await m.move(
                 S.RESTORING,
                 layers=layers,

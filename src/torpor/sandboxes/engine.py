@@ -18,6 +18,7 @@ from torpor.base.clock import SystemClock
 from torpor.base.home import Home
 from torpor.base.ids import check_id, is_id, new_id
 from torpor.db.database import Database
+from torpor.db.memory_moves import MemoryMoves
 from torpor.db.protections import Protection, ProtectionRows
 from torpor.db.sandboxes import MachineLayers, SandboxRow, SandboxRows
 from torpor.doctor import collect
@@ -52,6 +53,7 @@ from torpor.model import (
     SnapshotInfo,
     TemplateInfo,
 )
+from torpor.model_memory import Policy
 from torpor.model_quiesce import QuiesceReport, QuiesceSpec, quiesce_spec
 from torpor.sandboxes import folder as files
 from torpor.sandboxes.admission import Sizes, check_memory, check_room, choose_sizes, is_default
@@ -63,6 +65,7 @@ from torpor.sandboxes.comeback import SLEEP, layers_at
 from torpor.sandboxes.fit import check_fits, misfit
 from torpor.sandboxes.lifecycle import WITH_MACHINE
 from torpor.sandboxes.memories import AgentMemories
+from torpor.sandboxes.memory_moves import FollowingMemory
 from torpor.sandboxes.merging import Merger
 from torpor.sandboxes.missing import no_sandbox
 from torpor.sandboxes.parts import Parts
@@ -136,6 +139,7 @@ def open_engine(home: Home) -> Engine:
         ),
         home=home,
         rows=SandboxRows(database),
+        move_rows=MemoryMoves(database),
         layers=LayerStore(home),
         driver=driver,
         templates=TemplateStore(home, booter),
@@ -164,7 +168,12 @@ class Engine:
         """Memory of the templates' machines that run now."""
         self._supervisor = Supervisor(parts.report)
         self._warm = WarmTemplates(parts)
-        self._memories = AgentMemories(parts.memory, find=self.get, scratch=parts.home.tmp)
+        self._moves = parts.memory_moves = FollowingMemory(
+            parts.memory, parts.move_rows, find=self.get, report=parts.report
+        )
+        self._memories = AgentMemories(
+            parts.memory, self._moves, find=self.get, scratch=parts.home.tmp
+        )
         self._claims = Claims()
 
     async def start(self) -> None:
@@ -175,7 +184,9 @@ class Engine:
         await self._parts.protections.load()
         await self._parts.templates.clean()
         await asyncio.to_thread(self._memories.clean)
-        for found in await recover(self._parts):
+        recovered = await recover(self._parts)
+        await self._moves.load([found.task.info for found in recovered])
+        for found in recovered:
             self._tasks[found.task.info.id] = found.task
             found.task.start()
             if found.rollback_to is not None:
@@ -191,6 +202,7 @@ class Engine:
             await self.collect()
         except (TorporError, OSError) as exc:  # such as a damaged template: the rest is served
             self._parts.report("collection", exc)
+        self._supervisor.launch(self._moves.follow_rollbacks(), name="memory follows")
         self._supervisor.launch(self._upkeep(), name="upkeep")
         self._supervisor.launch(Merger(self._parts).run(), name="merging layers")
 
@@ -235,20 +247,41 @@ class Engine:
         await self._look_at_host()
         store = self._parts.layers
         origin = store.shortened(self._parts.origin(check_snapshot_id(snapshot_id)))
+        row = self._row_of(origin, spec)
+        info = row.info
+        await self._moves.intend_new(
+            info,
+            origin.info.watermark,
+            is_fork=reason == "fork",
+            policy=spec.agent_memory,
+            others=[t.info.id for t in self._tasks.values() if t.info.agent == info.agent],
+        )
+        try:
+            await self._begin(origin, row, spec, reason)
+        except Exception:
+            if info.id not in self._tasks:
+                await self._moves.withdraw(info.id)
+            raise
+        return await self.get(info.id)  # memory follows when it is first asked for
+
+    async def _begin(
+        self, origin: Manifest, row: SandboxRow, spec: RestoreSpec, reason: RenewalReason
+    ) -> None:
+        """Make the sandbox of `row` go on from a snapshot, or boot from its disk if that is allowed and needed."""
         why = misfit(origin.info, self._parts.host)
-        info = self._row_of(origin, spec)
         if why is None and not (spec.allow_cold and await self._lost_its_ram(origin)):
-            return await self._create_from(origin, info, spec.env, reason)
+            await self._create_from(origin, row, spec.env, reason)
+            return
         if not spec.allow_cold:
             check_fits(origin.info, self._parts.host)
         template = await asyncio.to_thread(
             self._parts.templates.by_digest, origin.info.template_digest
         )
         # its memory begins empty: no RAM layer is part of it
-        info = replace(info, layers=replace(info.layers, image=None, ram=()))
+        row = replace(row, layers=replace(row.layers, image=None, ram=()))
         with self._parts.pins.held(*origin.layer_ids):
-            task = await self._admit(info)
-        return await task.create_cold(template, spec.env)
+            task = await self._admit(row)
+        await task.create_cold(template, spec.env)
 
     async def fork(
         self,
@@ -286,7 +319,7 @@ class Engine:
         check_id(sandbox_id, "sbx", "sandbox")
         task = self._tasks.get(sandbox_id)
         if task is not None:
-            return task.info
+            return self._noted(task.info)
         row = await asyncio.to_thread(self._parts.rows.get, sandbox_id)
         if row is None:
             raise no_sandbox(sandbox_id)
@@ -296,7 +329,8 @@ class Engine:
         """Return a page of sandboxes, newest first."""
         if not 1 <= query.limit <= 1000:
             raise InvalidRequest(f"limit is {query.limit}; 1 to 1000 is wanted")
-        return await asyncio.to_thread(self._parts.rows.page, query)
+        page = await asyncio.to_thread(self._parts.rows.page, query)
+        return replace(page, items=tuple(self._noted(info) for info in page.items))
 
     async def delete(self, sandbox_id: SandboxId) -> SandboxInfo:
         """End and remove a sandbox from any state; its snapshots stay."""
@@ -305,6 +339,7 @@ class Engine:
             return await self.get(sandbox_id)  # deleted already, or never there
         info = await task.delete()
         await self._forget(task)
+        await self._moves.withdraw(sandbox_id)
         self._supervisor.launch(self.collect(), name="collect")
         return info
 
@@ -343,6 +378,7 @@ class Engine:
         snapshot_id: SnapshotId,
         *,
         memory: MemoryChoice = "ram",
+        agent_memory: Policy = Policy.RECONCILE,
         holder: str | None = None,
         since_generation: int | None = None,
     ) -> SandboxInfo:
@@ -352,7 +388,11 @@ class Engine:
         await self._look_at_host()
         manifest = self._parts.layers.get(check_snapshot_id(snapshot_id))
         task = await self._task(sandbox_id)
-        return await task.rollback(manifest, memory, since_generation=since_generation)
+        await task.rollback(
+            manifest, memory, agent_memory=agent_memory, since_generation=since_generation
+        )
+        await self._moves.follow_quietly(sandbox_id)
+        return await self.get(sandbox_id)
 
     async def check_room(self, sandbox_id: SandboxId) -> None:
         """Refuse what needs a snapshot of a sandbox, and work in it, where there is no room for them."""
@@ -726,6 +766,11 @@ class Engine:
         )
         return self._row(made, Sizes(info.vcpus, info.ram_mib, info.disk_gib), template, origin)
 
+    def _noted(self, info: SandboxInfo) -> SandboxInfo:
+        """Return `info` with what is wrong with its agent's memory, if anything is."""
+        note = self._moves.note(info.id)
+        return info if note is None else replace(info, memory_note=note)
+
     async def _task(self, sandbox_id: SandboxId) -> SandboxTask:
         task = self._tasks.get(sandbox_id)
         if task is None:
@@ -769,6 +814,7 @@ class Engine:
         for task in list(self._tasks.values()):
             if task.info.state is SandboxState.DELETED:  # by its TTL
                 await self._forget(task)
+                await self._moves.withdraw(task.info.id)
             else:
                 await self._watch_folder(task)
             if task.info.state is SandboxState.RUNNING and not task.is_busy:
@@ -780,5 +826,6 @@ class Engine:
             if not self._stand_on(snapshot_id) and snapshot_id not in self._parts.pins.now:
                 await self._remove_snapshot(snapshot_id)
         await self.collect()
+        await self._moves.follow_rollbacks()
         await keep_room(self._parts)
         await asyncio.to_thread(self._parts.rows.forget_deleted, now - _DELETED_KEPT)

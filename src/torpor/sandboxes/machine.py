@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Coroutine
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
@@ -186,6 +186,10 @@ class SandboxMachine:
         if guest is not None:
             with contextlib.suppress(GuestFailed):
                 await guest.aclose()
+
+    def begin(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+        """Start `work`, which ends by itself, as a task of this machine; await it for its result."""
+        return self._tasks.spawn(work, name=f"{name} {self.info.id}")
 
     async def until_end(self, work: Awaitable[T]) -> T:
         """Await `work`, but no longer than the machine lives. Raises `VmmFailed` when the machine ends first."""

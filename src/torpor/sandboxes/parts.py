@@ -11,6 +11,7 @@ from typing import Protocol
 
 from torpor.base.clock import Clock
 from torpor.base.home import Home
+from torpor.db.memory_moves import MemoryMoves
 from torpor.db.sandboxes import SandboxRows
 from torpor.errors import NotFound
 from torpor.guest.port import Guest
@@ -19,6 +20,7 @@ from torpor.layers.pins import Pins
 from torpor.layers.store import LayerStore
 from torpor.memory.service import MemoryService
 from torpor.model import SandboxInfo, SnapshotId
+from torpor.sandboxes.memory_moves import FollowingMemory
 from torpor.sandboxes.protect import Protections
 from torpor.sandboxes.quota import Quota
 from torpor.templates import TemplateStore
@@ -43,6 +45,7 @@ class Parts:
     driver: Driver
     templates: TemplateStore
     memory: MemoryService
+    move_rows: MemoryMoves
     connect_guest: ConnectGuest
     clock: Clock
     protections: Protections
@@ -66,6 +69,8 @@ class Parts:
     )
     """Enters when the host has so many MiB for a machine that is no sandbox's, and holds them until it is left. Raises
     `InsufficientResources`. Set by the engine."""
+    memory_moves: FollowingMemory = field(init=False)
+    """What the agents' memory has to do when machines move. Set by the engine."""
     quota: Quota = field(default_factory=Quota)
     going: set[SnapshotId] = field(default_factory=set)
     """Snapshots that are being deleted: nothing begins from them any more."""

@@ -26,6 +26,7 @@ from torpor.model import (
     SnapshotInfo,
     TemplateInfo,
 )
+from torpor.model_memory import Policy
 from torpor.model_quiesce import QuiesceReport, QuiesceSpec
 from torpor.sandboxes.claims import Claim
 from torpor.sandboxes.memories import AgentMemories
@@ -143,6 +144,7 @@ class EnginePort(Protocol):
         snapshot_id: SnapshotId,
         *,
         memory: MemoryChoice = "ram",
+        agent_memory: Policy = Policy.RECONCILE,
         holder: str | None = None,
         since_generation: int | None = None,
     ) -> SandboxInfo:
@@ -155,6 +157,8 @@ class EnginePort(Protocol):
             snapshot_id: where to.
             memory: `ram`: memory and processes as they were; `cold`: the disk alone, which then boots. For `cold`
                 the snapshot's RAM need not fit this host.
+            agent_memory: what the agent's memory does. Where it cannot now, the machine goes back all the same,
+                `memory_note` says so, and memory follows before anyone uses it.
             holder: who asks, if it holds a claim on the sandbox.
             since_generation: do nothing if it was put back there after that generation: the same request again.
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from torpor.base.ids import check_id
 from torpor.errors import InvalidRequest
-from torpor.model import OnTimeout, RestoreSpec, SandboxSpec, SnapshotId
+from torpor.memory import checks
+from torpor.model import ELSEWHERE_MARK, OnTimeout, RestoreSpec, SandboxSpec, SnapshotId
 from torpor.model_quiesce import QuiesceSpec, quiesce_spec
 from torpor.sandboxes.capture import Wish
 
@@ -99,6 +100,13 @@ def _check_network(network: str) -> None:
         raise InvalidRequest(f"network is {network!r}; 'user' or 'none' is wanted")
 
 
+def check_agent(name: str) -> str:
+    """Return a name that an agent may be given. Raises `InvalidRequest`."""
+    if ELSEWHERE_MARK in name:
+        raise InvalidRequest(f"the agent's name {name[:80]!r} has {ELSEWHERE_MARK!r} in it")
+    return checks.name(name, "the agent's name")
+
+
 def _check_pairs(env: Mapping[str, str], metadata: Mapping[str, str]) -> None:
     for what, pairs, most, value_most in (
         ("metadata", metadata, _METADATA_MOST, _VALUE_MOST),
@@ -113,5 +121,7 @@ def _check_pairs(env: Mapping[str, str], metadata: Mapping[str, str]) -> None:
                 raise InvalidRequest(
                     f"{what} has an entry whose name is empty or that is too long: {key[:80]!r}"
                 )
+            if (what, key) == ("metadata", "agent"):
+                check_agent(value)
             if what == "env" and ("=" in key or "\0" in key + value):
                 raise InvalidRequest(f"{key!r} cannot be the name of an environment variable")

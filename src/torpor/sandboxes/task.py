@@ -30,6 +30,7 @@ from torpor.errors import (
 from torpor.guest.port import Guest
 from torpor.layers.manifest import Manifest
 from torpor.model import MemoryChoice, OnTimeout, SandboxInfo, SandboxState
+from torpor.model_memory import Policy
 from torpor.model_quiesce import QuiesceReport, QuiesceSpec
 from torpor.sandboxes import birth, capture, comeback
 from torpor.sandboxes import folder as files
@@ -139,13 +140,18 @@ class SandboxTask:
         manifest: Manifest,
         memory: MemoryChoice = "ram",
         *,
+        agent_memory: Policy | None = None,
         since_generation: int | None = None,
     ) -> SandboxInfo:
-        """Put the sandbox back to a snapshot."""
+        """Put the sandbox back to a snapshot; without `agent_memory`, as the rollback that is made again said."""
         return await self._changed(
             "rollback",
             lambda: comeback.rollback(
-                self.machine, manifest, memory, since_generation=since_generation
+                self.machine,
+                manifest,
+                memory,
+                agent_memory=agent_memory,
+                since_generation=since_generation,
             ),
         )
 
@@ -385,11 +391,10 @@ class SandboxTask:
         self._parts.quota.check(self._parts.layers, self.info.id)
         if state is S.HIBERNATED:
             manifest = comeback.sleeping_at(self.machine)
-            return await asyncio.to_thread(
-                self._parts.layers.duplicate,
-                manifest,
-                capture.relabelled(self.machine, manifest, wish),
-            )
+            await self._parts.memory_moves.follow_quietly(self.info.id)
+            mark = await self._parts.memory_moves.mark(self.info)
+            copy = capture.relabelled(self.machine, manifest, wish, mark)
+            return await asyncio.to_thread(self._parts.layers.duplicate, manifest, copy)
         if state not in (S.RUNNING, S.PAUSED):
             self._require_running()
         return await capture.take(self.machine, wish, paused_before=state is S.PAUSED)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Unpack, overload
 
 from torpor.base.ids import is_id
 from torpor.errors import TorporError, error_from_wire
-from torpor.model import Network, OnTimeout
+from torpor.model import AgentMemory, Network, OnTimeout
 from torpor.sdk.client import Client, connection, quote_part
 from torpor.sdk.parse import sandbox_info
 from torpor.sdk.snapshot_results import LIFE_LIMIT_S, RestoreOptions, restore_body
@@ -39,6 +39,7 @@ async def fork(
     on_timeout: OnTimeout = "delete",
     idle_seconds: int | None = None,
     allow_cold: bool = False,
+    agent_memory: AgentMemory | None = None,
 ) -> AsyncSandbox | list[AsyncSandbox | TorporError]:
     """Make new sandboxes that go on where this one is, copy-on-write, each with an identity of its own.
 
@@ -55,6 +56,8 @@ async def fork(
         on_timeout: `delete` or `hibernate`.
         idle_seconds: hibernate by itself after so long without work; None: never.
         allow_cold: start from the disk alone if the RAM cannot go on here; `info.boot_mode` says so.
+        agent_memory: how its agent's memory goes on (`reconcile`, `rewind`, `keep`); None: of a fork as it was
+            there, else `reconcile`.
 
     Raises:
         NotFound: there is no such sandbox or snapshot.
@@ -72,6 +75,7 @@ async def fork(
         on_timeout=on_timeout,
         idle_seconds=idle_seconds,
         allow_cold=allow_cold,
+        agent_memory=agent_memory,
     )
     return await fork_from(source.id, count, body, source._client)
 

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from torpor.model import Consistency, MemoryChoice, Network, OnTimeout
+from torpor.model import AgentMemory, Consistency, MemoryChoice, Network, OnTimeout
 from torpor.model_quiesce import OnQuiesceFailure, QuiesceReport, report_from_json
 from torpor.sdk.change_results import ChangeOptions, Checks
 from torpor.sdk.changes import AsyncChange
@@ -105,6 +105,7 @@ class AsyncMoves(AsyncHandle):
         on_timeout: OnTimeout = "delete",
         idle_seconds: int | None = None,
         allow_cold: bool = False,
+        agent_memory: AgentMemory | None = None,
         client: Client | None = None,
     ) -> Self:
         """Make a new sandbox that goes on exactly at a snapshot, with an identity of its own.
@@ -120,6 +121,8 @@ class AsyncMoves(AsyncHandle):
             on_timeout: `delete` or `hibernate`.
             idle_seconds: hibernate by itself after so long without work; None: never.
             allow_cold: start from the disk alone if the RAM cannot go on here; `info.boot_mode` says so.
+            agent_memory: how its agent's memory goes on (`reconcile`, `rewind`, `keep`); None: of a fork as it was
+                there, else `reconcile`.
             client: which daemon; None: as the environment says.
 
         Raises:
@@ -136,6 +139,7 @@ class AsyncMoves(AsyncHandle):
             on_timeout=on_timeout,
             idle_seconds=idle_seconds,
             allow_cold=allow_cold,
+            agent_memory=agent_memory,
         )
         path = f"/v1/snapshots/{quote_part(snapshot_id)}/restore"
         info = sandbox_info(
@@ -144,7 +148,13 @@ class AsyncMoves(AsyncHandle):
         return cls(info.id, info, client)
 
     @dual_async_self
-    async def rollback(self, snapshot_id: str, *, memory: MemoryChoice = "ram") -> Self:
+    async def rollback(
+        self,
+        snapshot_id: str,
+        *,
+        memory: MemoryChoice = "ram",
+        agent_memory: AgentMemory = "reconcile",
+    ) -> Self:
         """Put the sandbox back to a snapshot, with the same id; what it did since then is gone.
 
         What reached the outside world since then is not undone. Whoever follows a command or stream of it
@@ -154,6 +164,10 @@ class AsyncMoves(AsyncHandle):
             snapshot_id: where to.
             memory: `ram`: memory and processes go on as they were. `cold`: the disk is put back and the machine
                 boots, so that no program goes on with keys, clocks and connections of the past.
+            agent_memory: what the memory of its agent does: `reconcile`: what concerns the machine and its
+                tasks goes back, what concerns the world stays; `rewind`: all goes back, to a new branch;
+                `keep`: nothing goes back, what concerns the machine is flagged. If memory cannot be used now,
+                the machine goes back all the same: `info.memory_note` says so, and memory follows later.
 
         Raises:
             NotFound: there is no such sandbox or snapshot.
@@ -161,7 +175,8 @@ class AsyncMoves(AsyncHandle):
             DataDamaged: a layer of it is missing or damaged.
             Conflict: a change runs in the sandbox; the hint says how to end it.
         """
-        return await self._moved("rollback", {"snapshot_id": snapshot_id, "memory": memory})
+        body = {"snapshot_id": snapshot_id, "memory": memory, "agent_memory": agent_memory}
+        return await self._moved("rollback", body)
 
     @dual
     async def hibernate(

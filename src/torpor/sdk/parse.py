@@ -48,6 +48,7 @@ def sandbox_info(body: Body) -> SandboxInfo:
         idle_seconds=body["idle_seconds"],
         parent_snapshot=body["parent_snapshot"],
         generation=body["generation"],
+        memory_note=body.get("memory_note"),
         ttl_left_seconds=body.get("ttl_left_seconds"),
         workspace=body.get("workspace", DEFAULT_WORKSPACE),
     )

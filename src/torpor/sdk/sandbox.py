@@ -11,6 +11,7 @@ from typing import Any, Literal, Self, overload
 from torpor.base.aio import closing
 from torpor.errors import NotFound
 from torpor.model import (
+    AgentMemory,
     ExecEvent,
     ExecId,
     ExecInfo,
@@ -69,6 +70,7 @@ class AsyncSandbox(AsyncMoves, AsyncChecks):
         on_timeout: OnTimeout = "delete",
         idle_seconds: int | None = None,
         from_snapshot: str | None = None,
+        agent_memory: AgentMemory | None = None,
         client: Client | None = None,
     ) -> Self:
         """Make a sandbox and return it when its agent answers.
@@ -87,6 +89,7 @@ class AsyncSandbox(AsyncMoves, AsyncChecks):
             on_timeout: `delete` or `hibernate`.
             idle_seconds: hibernate by itself after so long without work; None: never.
             from_snapshot: go on at this snapshot instead, as `restore`; its sizes cannot be changed.
+            agent_memory: with `from_snapshot`, as in `restore`.
             client: which daemon; None: as the environment says.
 
         Raises:
@@ -107,6 +110,7 @@ class AsyncSandbox(AsyncMoves, AsyncChecks):
             "on_timeout": on_timeout,
             "idle_seconds": idle_seconds,
             "from_snapshot": from_snapshot,
+            "agent_memory": agent_memory,
         }
         made = connection(client)
         info = sandbox_info(

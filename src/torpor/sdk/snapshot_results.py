@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypedDict
 
-from torpor.model import Network, OnTimeout, SandboxId, SnapshotId, SnapshotInfo
+from torpor.base.plain import from_plain
+from torpor.model import AgentMemory, Network, OnTimeout, SandboxId, SnapshotId, SnapshotInfo
 from torpor.model_access import DEFAULT_WORKSPACE
+from torpor.model_memory import Watermark
 from torpor.model_quiesce import QuiesceSpec, quiesce_spec, report_from_json, spec_to_json
 
 LIFE_LIMIT_S = 600.0
@@ -25,6 +27,7 @@ class RestoreOptions(TypedDict, total=False):
     on_timeout: OnTimeout
     idle_seconds: int | None
     allow_cold: bool
+    agent_memory: AgentMemory | None
 
 
 Quiesce = QuiesceSpec | Mapping[str, Any] | None
@@ -55,6 +58,7 @@ def restore_body(
     on_timeout: OnTimeout,
     idle_seconds: int | None,
     allow_cold: bool,
+    agent_memory: AgentMemory | None = None,
 ) -> dict[str, Any]:
     """Return the request that makes a sandbox from a snapshot."""
     return {
@@ -65,6 +69,7 @@ def restore_body(
         "on_timeout": on_timeout,
         "idle_seconds": idle_seconds,
         "allow_cold": allow_cold,
+        "agent_memory": agent_memory,
     }
 
 
@@ -151,4 +156,9 @@ def snapshot_info(body: Mapping[str, Any]) -> SnapshotInfo:
         env_names=tuple(body.get("env_names", ())),
         protected=tuple(body.get("protected") or ()),
         workspace=body.get("workspace", DEFAULT_WORKSPACE),
+        watermark=_watermark(body.get("watermark")),
     )
+
+
+def _watermark(body: Mapping[str, Any] | None) -> Watermark | None:
+    return None if body is None else from_plain(Watermark, body)

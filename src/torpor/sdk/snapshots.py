@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from torpor.errors import TorporError
 from torpor.model import (
+    AgentMemory,
     Consistency,
     Network,
     OnTimeout,
@@ -210,6 +211,7 @@ class AsyncSnapshot(SnapshotFields):
         on_timeout: OnTimeout = "delete",
         idle_seconds: int | None = None,
         allow_cold: bool = False,
+        agent_memory: AgentMemory | None = None,
     ) -> AsyncSandbox:
         """Do what `AsyncSandbox.restore` does."""
         from torpor.sdk.sandbox import AsyncSandbox
@@ -223,6 +225,7 @@ class AsyncSnapshot(SnapshotFields):
             on_timeout=on_timeout,
             idle_seconds=idle_seconds,
             allow_cold=allow_cold,
+            agent_memory=agent_memory,
             client=self._client,
         )
 

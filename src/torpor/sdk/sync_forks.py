@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Unpack, overload
 
 from torpor.errors import TorporError
-from torpor.model import Network, OnTimeout
+from torpor.model import AgentMemory, Network, OnTimeout
 from torpor.sdk import forks
 from torpor.sdk.loop import loop_thread
 from torpor.sdk.snapshot_results import RestoreOptions
@@ -37,6 +37,7 @@ def fork(
     on_timeout: OnTimeout = "delete",
     idle_seconds: int | None = None,
     allow_cold: bool = False,
+    agent_memory: AgentMemory | None = None,
 ) -> Sandbox | list[Sandbox | TorporError]:
     """Make new sandboxes that go on where this one is, copy-on-write, each with an identity of its own.
 
@@ -64,6 +65,7 @@ def fork(
         "on_timeout": on_timeout,
         "idle_seconds": idle_seconds,
         "allow_cold": allow_cold,
+        "agent_memory": agent_memory,
     }
     if count is None:
         return Sandbox(loop_thread.run(forks.fork(source, **options)))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from torpor.model import Consistency, MemoryChoice, Network, OnTimeout
+from torpor.model import AgentMemory, Consistency, MemoryChoice, Network, OnTimeout
 from torpor.model_quiesce import OnQuiesceFailure, QuiesceReport
 from torpor.sdk.change_results import Checks
 from torpor.sdk.client import Client
@@ -90,6 +90,7 @@ class Moves(Handle):
         on_timeout: OnTimeout = "delete",
         idle_seconds: int | None = None,
         allow_cold: bool = False,
+        agent_memory: AgentMemory | None = None,
         client: Client | None = None,
     ) -> Self:
         """Make a new sandbox that goes on exactly at a snapshot, with an identity of its own.
@@ -113,19 +114,29 @@ class Moves(Handle):
                     on_timeout=on_timeout,
                     idle_seconds=idle_seconds,
                     allow_cold=allow_cold,
+                    agent_memory=agent_memory,
                     client=client,
                 )
             )
         )
 
     @dual_self
-    def rollback(self, snapshot_id: str, *, memory: MemoryChoice = "ram") -> Self:
+    def rollback(
+        self,
+        snapshot_id: str,
+        *,
+        memory: MemoryChoice = "ram",
+        agent_memory: AgentMemory = "reconcile",
+    ) -> Self:
         """Put the sandbox back to a snapshot, with the same id; what it did since then is gone.
 
         What reached the outside world since then is not undone. Whoever follows a command or stream of it
-        gets `GenerationChanged`. With `memory="cold"` the disk is put back and the machine boots.
+        gets `GenerationChanged`. With `memory="cold"` the disk is put back and the machine boots. Its agent's
+        memory follows as `agent_memory` says; see `AsyncMoves.rollback`.
         """
-        loop_thread.run(self._sandbox.rollback(snapshot_id, memory=memory))
+        loop_thread.run(
+            self._sandbox.rollback(snapshot_id, memory=memory, agent_memory=agent_memory)
+        )
         return self
 
     @dual

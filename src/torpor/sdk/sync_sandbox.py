@@ -10,6 +10,7 @@ from typing import Literal, Self, overload
 
 from torpor.errors import CommandLost, NotFound, TorporError
 from torpor.model import (
+    AgentMemory,
     ExecEvent,
     ExecInfo,
     Network,
@@ -56,6 +57,7 @@ class Sandbox(Moves, Checks):
         on_timeout: OnTimeout = "delete",
         idle_seconds: int | None = None,
         from_snapshot: str | None = None,
+        agent_memory: AgentMemory | None = None,
         client: Client | None = None,
     ) -> Self:
         """Make a sandbox and return it when its agent answers.
@@ -82,6 +84,7 @@ class Sandbox(Moves, Checks):
                     on_timeout=on_timeout,
                     idle_seconds=idle_seconds,
                     from_snapshot=from_snapshot,
+                    agent_memory=agent_memory,
                     client=client,
                 )
             )

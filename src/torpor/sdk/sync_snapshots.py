@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self
 
 from typing_extensions import override
 
-from torpor.model import Network, OnTimeout, SnapshotId, SnapshotInfo
+from torpor.model import AgentMemory, Network, OnTimeout, SnapshotId, SnapshotInfo
 from torpor.sdk import sync_forks
 from torpor.sdk.client import Client
 from torpor.sdk.dual import dual
@@ -94,6 +94,7 @@ class Snapshot(SnapshotFields):
         on_timeout: OnTimeout = "delete",
         idle_seconds: int | None = None,
         allow_cold: bool = False,
+        agent_memory: AgentMemory | None = None,
     ) -> Sandbox:
         """Do what `Sandbox.restore` does."""
         from torpor.sdk.sync_sandbox import Sandbox
@@ -108,6 +109,7 @@ class Snapshot(SnapshotFields):
                     on_timeout=on_timeout,
                     idle_seconds=idle_seconds,
                     allow_cold=allow_cold,
+                    agent_memory=agent_memory,
                 )
             )
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -14,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 from typing_extensions import override
 
 from torpor.base.aio import Supervisor
+from torpor.base.plain import to_plain
 from torpor.errors import TorporError, error_to_wire
 from torpor.server.pump import Pump
 
@@ -36,6 +38,8 @@ def to_json(value: object) -> bytes:
 def _plain(value: object) -> object:
     if isinstance(value, BaseModel):
         return value.model_dump()
+    if dataclasses.is_dataclass(value):
+        return to_plain(value)
     if isinstance(value, datetime):
         return value.isoformat()
     raise TypeError(f"{type(value).__name__} has no JSON form")

@@ -37,6 +37,7 @@ from torpor.model import (
     TemplateInfo,
 )
 from torpor.model_access import Scope
+from torpor.model_memory import Policy
 from torpor.model_quiesce import QuiesceReport, QuiesceSpec
 from torpor.sandboxes.claims import Claim
 from torpor.sandboxes.memories import AgentMemories
@@ -316,6 +317,7 @@ class EngineView:
         snapshot_id: SnapshotId,
         *,
         memory: MemoryChoice = "ram",
+        agent_memory: Policy = Policy.RECONCILE,
         holder: str | None = None,
         since_generation: int | None = None,
     ) -> SandboxInfo:
@@ -326,6 +328,7 @@ class EngineView:
             sandbox_id,
             snapshot_id,
             memory=memory,
+            agent_memory=agent_memory,
             holder=holder,
             since_generation=since_generation,
         )
@@ -392,13 +395,9 @@ class EngineView:
 
     @property
     def memories(self) -> AgentMemories:
-        """What agents know; there is one memory a host, which belongs to the workspace `default`."""
-        if not self._principal.sees_host:
-            raise NotAllowed(
-                f"the agents' memory is not in the workspace {self._principal.workspace!r}",
-                hint="use a token of the workspace `default`",
-            )
-        return self._engine.memories.seen_by(self.get)
+        """What the agents of the workspace know."""
+        workspace = None if self._principal.sees_all else self._principal.workspace
+        return self._engine.memories.seen_by(self.get, workspace)
 
     # ---- the host: the scope of the route says who may ----
 

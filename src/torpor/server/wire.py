@@ -25,6 +25,7 @@ from torpor.model import (
     SandboxState,
     TemplateInfo,
 )
+from torpor.model_memory import Policy
 
 
 class Wire(BaseModel):
@@ -61,6 +62,10 @@ class CreateRequest(Wire):
     ttl_seconds: int | None = None
     on_timeout: OnTimeout = "delete"
     idle_seconds: int | None = None
+    agent_memory: Annotated[
+        Policy | None,
+        Field(description="With `from_snapshot`: how the agent's memory goes on; see restore."),
+    ] = None
 
     def restore_spec(self) -> RestoreSpec:
         """Return a request that has `from_snapshot` in the engine's words.
@@ -81,6 +86,7 @@ class CreateRequest(Wire):
             ttl_seconds=self.ttl_seconds,
             on_timeout=self.on_timeout,
             idle_seconds=self.idle_seconds,
+            agent_memory=self.agent_memory,
         )
 
     def spec(self) -> SandboxSpec:
@@ -141,6 +147,10 @@ class SandboxWire(Wire):
     error: str | None
     idle_seconds: int | None
     parent_snapshot: str | None
+    memory_note: Annotated[
+        str | None,
+        Field(description="What is wrong with its agent's memory since the machine moved."),
+    ]
     generation: int
     workspace: str
 
@@ -173,6 +183,7 @@ class SandboxWire(Wire):
             error=info.error,
             idle_seconds=info.idle_seconds,
             parent_snapshot=info.parent_snapshot,
+            memory_note=info.memory_note,
             generation=info.generation,
             workspace=info.workspace,
         )

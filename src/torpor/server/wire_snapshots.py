@@ -20,6 +20,7 @@ from torpor.model import (
     SnapshotInfo,
     SnapshotReason,
 )
+from torpor.model_memory import Policy, Watermark
 from torpor.model_quiesce import OnQuiesceFailure, QuiesceSpec, quiesce_spec
 from torpor.server.wire import ErrorWire, SandboxWire, Wire
 from torpor.server.wire_quiesce import Quiesce, QuiesceWire
@@ -82,6 +83,9 @@ class SnapshotWire(Wire):
         list[str], Field(description="Why it cannot be deleted now; empty when it can.")
     ]
     workspace: str
+    watermark: Annotated[
+        Watermark | None, Field(description="Where the memory of its agent stood.")
+    ]
 
     @staticmethod
     def of(info: SnapshotInfo) -> SnapshotWire:
@@ -112,6 +116,7 @@ class SnapshotWire(Wire):
             env_names=info.env_names,
             protected=list(info.protected),
             workspace=info.workspace,
+            watermark=info.watermark,
         )
 
 
@@ -171,6 +176,12 @@ class RestoreRequest(Wire):
     allow_cold: Annotated[
         bool, Field(description="Start cold from the disk when the RAM cannot go on here.")
     ] = False
+    agent_memory: Annotated[
+        Policy | None,
+        Field(
+            description="How the memory of the snapshot's agent goes on in the new one; null: `reconcile`, of a fork `rewind`."
+        ),
+    ] = None
 
     def spec(self, **more_metadata: str) -> RestoreSpec:
         """Return the request in the engine's words; `more_metadata` wins over the request's."""
@@ -182,6 +193,7 @@ class RestoreRequest(Wire):
             on_timeout=self.on_timeout,
             idle_seconds=self.idle_seconds,
             allow_cold=self.allow_cold,
+            agent_memory=self.agent_memory,
         )
 
 
@@ -202,6 +214,9 @@ class RollbackRequest(Wire):
         MemoryChoice,
         Field(description="`ram`: memory as it was; `cold`: the disk alone, which then boots."),
     ] = "ram"
+    agent_memory: Annotated[
+        Policy, Field(description="What the memory of its agent does; docs/memory.md.")
+    ] = Policy.RECONCILE
 
 
 class ForkMadeWire(Wire):

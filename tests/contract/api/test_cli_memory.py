@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import Result
 from typer.testing import CliRunner
 
 from torpor import Memory, Sandbox
@@ -199,3 +200,24 @@ def test_the_bench_prints_one_object(tmp_path: Path) -> None:
     }
     assert set(found["latency_ms"]["300"]) >= {"recall_p50", "recall_p95", "commit_p95"}
     assert "superseded_as_current" in Cli()(*words)
+
+
+def test_a_rollback_says_what_memory_does() -> None:
+    sandbox = Sandbox.create(metadata={"agent": "hermes-1"})
+    cli = Cli()
+    package = ("remember", "machine", "package")
+    options = ("--scope", "machine", "--many", "--authority", "tool_observed", "-s", sandbox.id)
+    cli(*package, "curl", *options)
+    point = sandbox.snapshot()
+    cli(*package, "ripgrep", *options)
+
+    def torpor(*words: str) -> Result:
+        return CliRunner().invoke(app, words)
+
+    refused = torpor("rollback", sandbox.id, point.id, "--agent-memory", "forget")
+    assert refused.exit_code == InvalidRequest.exit_code
+    assert torpor("rollback", sandbox.id, point.id).exit_code == 0
+    assert [f["value"] for f in cli.json("facts", "machine", "-s", sandbox.id)] == ["curl"]
+    made = torpor("restore", point.id, "--agent-memory", "rewind", "-m", "agent=hermes-2")
+    assert made.exit_code == 0
+    assert "curl" in cli("facts", "-s", made.stdout.strip())

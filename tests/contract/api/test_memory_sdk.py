@@ -273,3 +273,35 @@ def test_an_embedded_space_can_be_awaited_too(tmp_path: Path) -> None:
 
     asyncio.run(work())
     assert AsyncDaemon is AsyncDaemonMemory
+
+
+def test_memory_goes_back_with_the_machine_and_forks_with_it() -> None:
+    sandbox = Sandbox.create(metadata={"agent": "hermes-1"})
+
+    def install(name: str) -> None:
+        sandbox.memory.remember("machine", "package", name, scope="machine", cardinality="many")
+
+    install("curl")
+    point = sandbox.snapshot()
+    assert point.info.watermark is not None
+    assert point.info.watermark.agent == "hermes-1"
+    old = sandbox.memory
+    install("ripgrep")
+    assert len(old.facts("machine")) == 2
+    sandbox.rollback(point.id, agent_memory="keep")
+    assert [f.flag for f in sandbox.memory.facts("machine")] == ["", "unverified"]
+    sandbox.rollback(point.id)
+    assert sandbox.info.memory_note is None
+    assert [f.value for f in sandbox.memory.facts("machine")] == ["curl"]
+    with pytest.raises(WrongState):
+        old.record("from before")
+    fork = Sandbox.fork(point.id)
+    assert isinstance(fork, Sandbox)
+    assert fork.memory.agent == fork.id
+    assert [f.value for f in fork.memory.facts("machine")] == ["curl"]
+    kept = Sandbox.restore(point.id, agent_memory="keep", metadata={"agent": "hermes-2"})
+    assert kept.memory.agent == "hermes-2"
+    with pytest.raises(InvalidRequest):
+        sandbox.rollback(point.id, agent_memory="forget")  # type: ignore[arg-type]
+    with pytest.raises(Conflict):
+        Sandbox.create(from_snapshot=point.id, metadata={"agent": fork.id})

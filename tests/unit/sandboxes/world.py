@@ -14,6 +14,7 @@ from tests.fakes.driver import FakeConnect, FakeDriver, FakeVmm
 from tests.fakes.records import FakeClock, make_template
 from torpor.base.home import Home
 from torpor.db.database import Database
+from torpor.db.memory_moves import MemoryMoves
 from torpor.db.protections import ProtectionRows
 from torpor.db.sandboxes import SandboxRows
 from torpor.errors import Conflict, NotFound
@@ -86,6 +87,7 @@ class World:
     def new_engine(self) -> Engine:
         database = Database.open(self.home.database)
         parts = Parts(
+            move_rows=MemoryMoves(database),
             memory=MemoryService(self.home.memory),
             home=self.home,
             rows=SandboxRows(database),

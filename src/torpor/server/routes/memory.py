@@ -51,7 +51,7 @@ for _verb in VERBS.values():
 @router.get("/spaces", response_model=Items[SpaceInfo])
 async def memory_spaces(engine: Engine) -> Reply:
     """List the agents that have a memory here, by name."""
-    return Reply({"items": to_plain(await engine.memories.service.spaces())})
+    return Reply({"items": to_plain(await engine.memories.spaces())})
 
 
 @router.get("/space", response_model=SpaceInfo)
@@ -63,13 +63,13 @@ async def memory_space(engine: Engine, selector: Annotated[SpaceSelector, Query(
 @router.get("/verify_chain", response_model=ChainReport)
 async def memory_verify_chain(engine: Engine, expect: str | None = None) -> Reply:
     """Compare every row of the memory with its hash chain; `expect` is a head hash that was kept elsewhere."""
-    return Reply(to_plain(await engine.memories.service.verify_chain(expect=expect)))
+    return Reply(to_plain(await engine.memories.whole.verify_chain(expect=expect)))
 
 
 @router.post("/embed_missing", response_model=EmbeddedWire)
 async def memory_embed_missing(engine: Engine) -> Reply:
     """Embed what the daemon's embedder has not embedded yet."""
-    return Reply(EmbeddedWire(embedded=await engine.memories.service.embed_missing()))
+    return Reply(EmbeddedWire(embedded=await engine.memories.whole.embed_missing()))
 
 
 @router.get(
@@ -88,7 +88,7 @@ async def _export(memories: AgentMemories) -> AsyncGenerator[bytes, None]:
     folder = await asyncio.to_thread(_scratch, memories)
     try:
         path = Path(folder.name) / "memory.jsonl"
-        await memories.service.export(path)
+        await memories.whole.export(path)
         file = await asyncio.to_thread(path.open, "rb")
         try:
             while chunk := await asyncio.to_thread(file.read, _CHUNK_BYTES):
@@ -110,7 +110,7 @@ async def memory_import(request: Request, engine: Engine) -> Reply:
             await _received(request, file)
         finally:
             await asyncio.to_thread(file.close)
-        done = to_plain(await engine.memories.service.import_(path))
+        done = to_plain(await engine.memories.whole.import_(path))
     finally:
         await asyncio.to_thread(folder.cleanup)
     return Reply(done | {"path": ""})

@@ -44,7 +44,10 @@ async def wake_sandbox(sandbox_id: str, engine: Engine) -> Reply:
 async def rollback_sandbox(sandbox_id: str, body: RollbackRequest, engine: Engine) -> Reply:
     """Put a sandbox back to a snapshot, same id; what reached the outside world since then stays."""
     info = await engine.rollback(
-        SandboxId(sandbox_id), SnapshotId(body.snapshot_id), memory=body.memory
+        SandboxId(sandbox_id),
+        SnapshotId(body.snapshot_id),
+        memory=body.memory,
+        agent_memory=body.agent_memory,
     )
     return Reply(SandboxWire.of(info))
 
