@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torpor.sdk.changes import AsyncChange
     from torpor.sdk.client import Client
     from torpor.sdk.daemon_memory import AsyncDaemonMemory
+    from torpor.sdk.events import AsyncEvents, Events
     from torpor.sdk.sandbox import AsyncSandbox
     from torpor.sdk.snapshots import AsyncSnapshot
     from torpor.sdk.sync_changes import Change
@@ -29,6 +30,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AsyncChange",
     "AsyncDaemonMemory",
+    "AsyncEvents",
     "AsyncSandbox",
     "AsyncSnapshot",
     "AsyncTemplates",
@@ -36,6 +38,7 @@ __all__ = [
     "Change",
     "Client",
     "DaemonMemory",
+    "Events",
     "Memory",
     "Sandbox",
     "Snapshot",
@@ -47,6 +50,8 @@ __all__ = [
 
 _HOMES = {
     "AsyncChange": "torpor.sdk.changes",
+    "AsyncEvents": "torpor.sdk.events",
+    "Events": "torpor.sdk.events",
     "AsyncDaemonMemory": "torpor.sdk.daemon_memory",
     "AsyncSandbox": "torpor.sdk.sandbox",
     "AsyncSnapshot": "torpor.sdk.snapshots",

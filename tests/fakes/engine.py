@@ -58,7 +58,9 @@ from torpor.model import (
     SandboxState,
     TemplateInfo,
 )
+from torpor.model_events import StateEvent
 from torpor.model_memory import MachineMove
+from torpor.sandboxes.events import EventLog
 from torpor.sandboxes.memories import AgentMemories
 from torpor.sandboxes.memory_moves import FollowingMemory
 from torpor.sandboxes.missing import no_sandbox
@@ -326,6 +328,7 @@ class FakeEngine(FakeSnapshots):
         self._folder = folder
         self.reports: list[str] = []
         self._memories: AgentMemories | None = None
+        self.log = EventLog()
         self.sandboxes: dict[SandboxId, FakeSandbox] = {}
         self.built: dict[str, TemplateInfo] = {}
         self.reset()
@@ -420,6 +423,7 @@ class FakeEngine(FakeSnapshots):
     @override
     def add(self, info: SandboxInfo, guest: FakeGuest) -> None:
         self.sandboxes[info.id] = FakeSandbox(info, guest)
+        self.log.sandbox(info)
 
     @override
     async def get(self, sandbox_id: SandboxId) -> SandboxInfo:
@@ -523,6 +527,7 @@ class FakeEngine(FakeSnapshots):
             raise BuildFailed("step `run` failed: exit 1", step="run", log="boom")
         yield BuildEvent(step="image", message="writing the image", fraction=0.5)
         self.built[name] = fake_template(name)
+        self.log.record("template", name, "built", None)
         yield BuildEvent(step="done", message="ready", fraction=1.0, template=self.built[name])
 
     async def delete_template(self, name: str) -> None:
@@ -555,7 +560,11 @@ class FakeEngine(FakeSnapshots):
     def _set(self, sandbox_id: SandboxId, state: SandboxState) -> SandboxInfo:
         sandbox = self._found(sandbox_id)
         sandbox.info = replace(sandbox.info, state=state)
+        self.log.sandbox(sandbox.info)
         return sandbox.info
+
+    def events(self, *, after: str | None = None) -> AsyncIterator[StateEvent]:
+        return self.log.follow(after)
 
 
 def open_engine(home: Home) -> FakeEngine:

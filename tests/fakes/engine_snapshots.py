@@ -39,6 +39,7 @@ from torpor.model import (
 from torpor.model_memory import Policy
 from torpor.model_quiesce import HookResult, QuiesceReport, QuiesceSpec
 from torpor.sandboxes.claims import Claim, Claims
+from torpor.sandboxes.events import EventLog
 from torpor.sandboxes.memories import AgentMemories
 from torpor.sandboxes.missing import no_snapshot
 
@@ -68,6 +69,8 @@ class FakeSnapshots:
     @property
     def memories(self) -> AgentMemories:
         raise NotImplementedError
+
+    log: EventLog
 
     def forget_snapshots(self) -> None:
         self.points: dict[SnapshotId, FakeSnapshot] = {}
@@ -168,6 +171,7 @@ class FakeSnapshots:
         layers = (*self.own_layers.get(sandbox_id, ()), new_id("lyr"))
         self.own_layers[sandbox_id] = layers
         self.points[info.id] = FakeSnapshot(info, _copy(found.guest), layers)
+        self.log.snapshot(info, True)
         found.info = replace(found.info, parent_snapshot=info.id)
         return info
 
@@ -201,7 +205,7 @@ class FakeSnapshots:
                 sandboxes=asleep,
             )
         before = {use.id for use in await self.layers()}
-        del self.points[snapshot_id]
+        self.log.snapshot(self.points.pop(snapshot_id).info, False)
         return (len(before) - len({use.id for use in await self.layers()})) * LAYER_BYTES
 
     async def verify_snapshot(self, snapshot_id: SnapshotId) -> tuple[Damage, ...]:
@@ -336,6 +340,7 @@ class FakeSnapshots:
                 found.info, state=S.HIBERNATED, expires_at=None, ttl_left_seconds=left
             )
             found.guest = found.guest.cut()
+            self.log.sandbox(found.info)
         assert found.info.parent_snapshot is not None
         return self._point(found.info.parent_snapshot).info
 
@@ -354,6 +359,7 @@ class FakeSnapshots:
                 boot_ms=5,
                 generation=found.info.generation + 1,
             )
+            self.log.sandbox(found.info)
         return found.info
 
     async def check_room(self, sandbox_id: SandboxId) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine
+from contextvars import Context
 from typing import Any, TypeVar
 
 import anyio
@@ -61,9 +62,11 @@ class Supervisor:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._on_failure = on_failure
 
-    def spawn(self, coro: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
-        """Start `coro` as a task called `name`; its failure goes to `on_failure`."""
-        task = asyncio.create_task(coro, name=name)
+    def spawn(
+        self, coro: Coroutine[Any, Any, T], *, name: str, context: Context | None = None
+    ) -> asyncio.Task[T]:
+        """Start `coro` as a task called `name`, in `context` or the caller's; its failure goes to `on_failure`."""
+        task = asyncio.create_task(coro, name=name, context=context)
         self._tasks.add(task)
         task.add_done_callback(self._reaped)
         return task

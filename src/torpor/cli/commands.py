@@ -56,6 +56,7 @@ COMMANDS: dict[str, Lazy] = {
         "torpor.cli.demo", "demo", "Do the main job on a real source tree and show the times."
     ),
     "bench": Lazy("torpor.cli.bench", "bench", "Measure Torpor beside the bare floor, here."),
+    "events": Lazy("torpor.cli.events", "events", "Print every change of state as it happens."),
     "token": Lazy("torpor.cli.tokens", "app", "Make, list and remove tokens for TCP."),
     "serve": Lazy("torpor.cli.system", "serve", "Run the daemon in the foreground."),
 }

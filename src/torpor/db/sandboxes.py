@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -96,14 +97,18 @@ class SandboxRows:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self.on_write: Callable[[SandboxInfo], None] = lambda _info: None
+        """Told of each row that is durable, in the thread that wrote it."""
 
     def insert(self, row: SandboxRow) -> None:
         """Add a row."""
         self._write(insert(sandbox).values(**_values(row)))
+        self.on_write(row.info)
 
     def save(self, row: SandboxRow) -> None:
         """Write all of a row that exists."""
         self._write(update(sandbox).where(sandbox.c.id == row.info.id).values(**_values(row)))
+        self.on_write(row.info)
 
     def get(self, sandbox_id: SandboxId) -> SandboxRow | None:
         """Return one row."""
@@ -193,6 +198,7 @@ class SandboxRows:
             .where(sandbox.c.id == row.info.id)
             .values(**_values(row), deleted_at=micros(at))
         )
+        self.on_write(row.info)
 
     def close(self) -> None:
         """Close the database."""

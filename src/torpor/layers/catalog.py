@@ -5,11 +5,11 @@ from __future__ import annotations
 import bisect
 import threading
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 
 from torpor.layers.manifest import Manifest
-from torpor.model import SandboxId, SnapshotId
+from torpor.model import SandboxId, SnapshotId, SnapshotInfo
 
 _Key = tuple[datetime, SnapshotId]
 
@@ -46,6 +46,8 @@ class Catalog:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self.on_change: Callable[[SnapshotInfo, bool], None] = lambda _info, _is_there: None
+        """Told of each snapshot that came to be, or is gone, in the thread that did it."""
         self._empty()
 
     def _empty(self) -> None:
@@ -70,6 +72,7 @@ class Catalog:
         with self._lock:
             self.version += 1
             self._add(manifest)
+        self.on_change(manifest.info, True)
 
     def _add(self, manifest: Manifest) -> None:
         info = manifest.info
@@ -88,6 +91,7 @@ class Catalog:
                 shelf.discard(manifest)
             if info.sandbox_id is not None and not self._by_sandbox[info.sandbox_id]:
                 del self._by_sandbox[info.sandbox_id]
+        self.on_change(info, False)
 
     def _shelves(self, manifest: Manifest) -> list[_Shelf]:
         info = manifest.info

@@ -127,6 +127,10 @@ class LayerStore:
         self._catalog.fill(found)
         return problems
 
+    def tell(self, on_change: Callable[[SnapshotInfo, bool], None]) -> None:
+        """Have snapshots told that come to be (True) or are gone, in the thread that did it."""
+        self._catalog.on_change = on_change
+
     def snapshots(self, sandbox_id: SandboxId | None = None) -> list[Manifest]:
         """Return the snapshots of one sandbox, or all, newest first."""
         return self._catalog.all() if sandbox_id is None else self._catalog.of_sandbox(sandbox_id)

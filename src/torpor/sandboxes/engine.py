@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from torpor.base import tracing
 from torpor.base.aio import Supervisor
 from torpor.base.clock import SystemClock
 from torpor.base.home import Home
@@ -53,6 +54,7 @@ from torpor.model import (
     SnapshotInfo,
     TemplateInfo,
 )
+from torpor.model_events import StateEvent
 from torpor.model_memory import Policy
 from torpor.model_quiesce import QuiesceReport, QuiesceSpec, quiesce_spec
 from torpor.sandboxes import folder as files
@@ -68,7 +70,7 @@ from torpor.sandboxes.memories import AgentMemories
 from torpor.sandboxes.memory_moves import FollowingMemory
 from torpor.sandboxes.merging import Merger
 from torpor.sandboxes.missing import no_sandbox
-from torpor.sandboxes.parts import Parts
+from torpor.sandboxes.parts import ConnectGuest, Parts
 from torpor.sandboxes.protect import Protections
 from torpor.sandboxes.quota import Quota
 from torpor.sandboxes.recover import recover
@@ -94,8 +96,10 @@ from torpor.sandboxes.room import (
 )
 from torpor.sandboxes.task import SandboxTask
 from torpor.sandboxes.template_users import template_users
+from torpor.sandboxes.traced import traced_connect, traced_driver
 from torpor.sandboxes.warm import WarmTemplates
 from torpor.templates import TemplateStore
+from torpor.vmm.base import Driver
 from torpor.vmm.qemu import QemuDriver
 
 log = logging.getLogger(__name__)
@@ -129,7 +133,10 @@ def open_engine(home: Home) -> Engine:
     quota = Quota.of(os.environ)
     home.prepare()
     database = Database.open(home.database)
-    driver = QemuDriver()
+    driver: Driver = QemuDriver()
+    connecting: ConnectGuest = connect
+    if tracing.is_enabled():
+        driver, connecting = traced_driver(driver), traced_connect(connect)
     setting = os.environ.get("TORPOR_MEMORY_EMBEDDER", "auto")
     booter = TemplateBooter(driver, connect)
     parts = Parts(
@@ -143,7 +150,7 @@ def open_engine(home: Home) -> Engine:
         layers=LayerStore(home),
         driver=driver,
         templates=TemplateStore(home, booter),
-        connect_guest=connect,
+        connect_guest=connecting,
         clock=SystemClock(),
         quota=quota,
         protections=Protections(ProtectionRows(database)),
@@ -160,6 +167,8 @@ class Engine:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         parts.images_in_use = self._images_in_use
+        parts.rows.on_write = parts.events.sandbox
+        parts.layers.tell(parts.events.snapshot)
         parts.memory_for = self._memory_for
         parts.memory_for_boot = self._memory_for_boot
         self._tasks: dict[SandboxId, SandboxTask] = {}
@@ -184,6 +193,8 @@ class Engine:
         await self._parts.protections.load()
         await self._parts.templates.clean()
         await asyncio.to_thread(self._memories.clean)
+        living = await asyncio.to_thread(self._parts.rows.living)
+        self._parts.events.know(row.info for row in living)
         recovered = await recover(self._parts)
         await self._moves.load([found.task.info for found in recovered])
         for found in recovered:
@@ -450,6 +461,10 @@ class Engine:
         """What the agents in the sandboxes know."""
         return self._memories
 
+    def events(self, *, after: str | None = None) -> AsyncIterator[StateEvent]:
+        """Yield changes of state as they happen."""
+        return self._parts.events.follow(after)
+
     # ---- snapshots ----
 
     async def snapshot(
@@ -573,6 +588,7 @@ class Engine:
             await self._warm.take(
                 await asyncio.to_thread(self._parts.templates.get, event.template.name)
             )
+            self._parts.events.record("template", event.template.name, "built", None)
             yield event
 
     async def delete_template(self, name: str) -> None:
@@ -582,6 +598,7 @@ class Engine:
                 self._parts.templates.delete, name, needed=self._template_users()
             )
             await self._warm.drop_stale()
+        self._parts.events.record("template", name, "deleted", None)
 
     async def doctor(self) -> dict[str, object]:
         """Return what `torpor doctor --json` prints."""

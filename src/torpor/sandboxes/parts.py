@@ -20,6 +20,7 @@ from torpor.layers.pins import Pins
 from torpor.layers.store import LayerStore
 from torpor.memory.service import MemoryService
 from torpor.model import SandboxInfo, SnapshotId
+from torpor.sandboxes.events import EventLog
 from torpor.sandboxes.memory_moves import FollowingMemory
 from torpor.sandboxes.protect import Protections
 from torpor.sandboxes.quota import Quota
@@ -72,6 +73,8 @@ class Parts:
     memory_moves: FollowingMemory = field(init=False)
     """What the agents' memory has to do when machines move. Set by the engine."""
     quota: Quota = field(default_factory=Quota)
+    events: EventLog = field(default_factory=EventLog)
+    """Takes every change of state."""
     going: set[SnapshotId] = field(default_factory=set)
     """Snapshots that are being deleted: nothing begins from them any more."""
     boot_timeout_s: float = 300.0

@@ -26,6 +26,7 @@ from torpor.model import (
     SnapshotInfo,
     TemplateInfo,
 )
+from torpor.model_events import StateEvent
 from torpor.model_memory import Policy
 from torpor.model_quiesce import QuiesceReport, QuiesceSpec
 from torpor.sandboxes.claims import Claim
@@ -251,6 +252,10 @@ class EnginePort(Protocol):
 
     async def layers(self) -> tuple[LayerUse, ...]:
         """Return every layer with its size and who needs it."""
+        ...
+
+    def events(self, *, after: str | None = None) -> AsyncIterator[StateEvent]:
+        """Yield changes of state behind the event `after` (None: from now on), for ever; a `gap` where some are missing."""
         ...
 
     def console(self, sandbox_id: SandboxId, *, follow: bool = False) -> AsyncIterator[bytes]:

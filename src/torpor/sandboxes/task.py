@@ -11,7 +11,8 @@ import asyncio
 import contextlib
 import errno
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from dataclasses import dataclass, replace
+from contextvars import Context, copy_context
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
@@ -59,6 +60,8 @@ class _Request:
     work: Callable[[], Coroutine[Any, Any, Any]]
     name: str
     answer: asyncio.Future[Any]
+    context: Context = field(default_factory=copy_context)
+    """The asker's, for traces."""
 
 
 class SandboxTask:
@@ -275,7 +278,11 @@ class SandboxTask:
         if self._doomed and request.name != _DELETE:
             request.answer.set_exception(_deleted(self.info, request.name))
             return
-        task = self._tasks.spawn(_outcome(request.work()), name=f"{request.name} {self.info.id}")
+        task = self._tasks.spawn(
+            _outcome(request.work()),
+            name=f"{request.name} {self.info.id}",
+            context=request.context,
+        )
         self._current = None if request.name == _DELETE else task
         try:
             await asyncio.wait({task})

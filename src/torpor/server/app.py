@@ -18,11 +18,13 @@ from torpor.sandboxes.port import EnginePort
 from torpor.server.execs import ExecDesk
 from torpor.server.guard import guard
 from torpor.server.holds import HoldDesk
+from torpor.server.metrics import Metrics
 from torpor.server.replays import Replays
 from torpor.server.replies import Reply, as_torpor_error, error_reply
 from torpor.server.routes import (
     changes,
     checks,
+    events,
     execs,
     family,
     files,
@@ -36,6 +38,7 @@ from torpor.server.routes import (
     templates,
     tokens,
 )
+from torpor.server.routes import metrics as metrics_routes
 
 
 @asynccontextmanager
@@ -79,7 +82,9 @@ def create_app(
         },
     )
     app.state.engine = engine
-    app.state.desk = ExecDesk(engine)
+    app.state.metrics = Metrics()
+    app.state.access_log = None
+    app.state.desk = ExecDesk(engine, on_end=app.state.metrics.ran)
     app.state.holds = HoldDesk(engine)
     app.state.access = access
     app.state.recovery = recovery
@@ -98,8 +103,10 @@ def create_app(
         files.router,
         templates.router,
         memory.router,
+        events.router,
         tokens.router,
         listeners.router,
+        metrics_routes.router,
         system.router,
     ):
         app.include_router(router)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import uvicorn
-from starlette.types import ASGIApp
+from fastapi import FastAPI
 from typing_extensions import override
 
 from torpor import __version__
@@ -34,10 +34,13 @@ from torpor.base.home import Home
 from torpor.errors import Busy, TorporError, error_to_wire
 from torpor.recovery.desk import Recovery
 from torpor.server import limits
+from torpor.server.access_log import AccessLog
 from torpor.server.app import serving_app
 from torpor.server.gate import Door, Gate, TcpDoor, UnixDoor
 from torpor.server.hosts import Hosts
 from torpor.server.listen import listen_tcp, listen_unix
+from torpor.server.traces import start_traces
+from torpor.server.watch import Watch
 
 log = logging.getLogger("torpor.server")
 
@@ -157,6 +160,7 @@ async def _serve(options: Options, ready: _ReadyPipe) -> None:
 
     home = options.home
     per_s = limits.requests_per_s(os.environ)
+    start_traces(os.environ)
     async with contextlib.AsyncExitStack() as stack:
         engine = open_engine(home)
         stack.push_async_callback(engine.aclose)
@@ -167,6 +171,8 @@ async def _serve(options: Options, ready: _ReadyPipe) -> None:
         stack.push_async_callback(recovery.aclose)
         await recovery.start()
         app = await stack.enter_async_context(serving_app(engine, access, recovery))
+        app.state.access_log = AccessLog()
+        stack.enter_context(app.state.access_log.into(home.access_log))
         app.state.open_tcp = lambda host, port, names: _tcp(app, access, host, port, names, per_s)
         await stack.enter_async_context(listening(app, listen_unix(home.socket), UnixDoor()))
         stack.callback(home.socket.unlink, missing_ok=True)
@@ -188,7 +194,7 @@ async def _serve(options: Options, ready: _ReadyPipe) -> None:
 
 @contextlib.asynccontextmanager
 async def _tcp(
-    app: ASGIApp, access: Access, host: str, port: int, names: Iterable[str], per_s: float
+    app: FastAPI, access: Access, host: str, port: int, names: Iterable[str], per_s: float
 ) -> AsyncIterator[int]:
     """Listen on TCP while the context lasts, and enter with the port."""
     listener = listen_tcp(host, port)
@@ -225,12 +231,12 @@ class _Server(uvicorn.Server):
 
 @contextlib.asynccontextmanager
 async def listening(
-    app: ASGIApp, listener: socket.socket, door: Door
+    app: FastAPI, listener: socket.socket, door: Door
 ) -> AsyncIterator[uvicorn.Server]:
     """Serve on `listener` while the context lasts; requests in flight get `GRACE_S` seconds at its end."""
     server = _Server(
         uvicorn.Config(
-            Gate(app, door),
+            Watch(Gate(app, door), app.state.metrics, app.state.access_log),
             http="h11",
             access_log=False,
             log_config=None,

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass
 
 from torpor.base.aio import Supervisor, finish
@@ -42,8 +42,12 @@ class Start:
 class ExecDesk:
     """Feeds the stdin of execs, each once, in tasks that outlive the request."""
 
-    def __init__(self, engine: EnginePort) -> None:
+    def __init__(
+        self, engine: EnginePort, *, on_end: Callable[[ExecInfo], None] = lambda _info: None
+    ) -> None:
         self.engine = engine
+        self._on_end = on_end
+        """Told of each command whose end was waited for by who started it."""
         self.lives = Lives(engine)
         self._fed: OrderedDict[str, bool] = OrderedDict()
         self._supervisor = Supervisor(_feed_failed)
@@ -124,6 +128,7 @@ class ExecDesk:
                         if isinstance(event, ExecOutput):
                             collected.add(event)
                         elif isinstance(event, ExecEnded):
+                            self._on_end(event.info)
                             return collected.result(event.info)
             except TimeoutError as exc:
                 await finish(_kill(guest, start.exec_id), within_s=5)
@@ -168,6 +173,8 @@ class ExecDesk:
                     encoder.stdin_done = self.stdin_done(sandbox_id, exec_id)
                     async for event in events:
                         is_over = isinstance(event, ExecEnded)
+                        if start is not None and isinstance(event, ExecEnded):
+                            self._on_end(event.info)
                         for frame in encoder.encode(event):
                             yield frame
                         if is_over:

@@ -53,6 +53,7 @@ def view_of(connection: HTTPConnection) -> EngineView:
     return EngineView(
         connection.app.state.engine,
         principal_of(connection),
+        connection.app.state.metrics,
         getattr(connection.state, "plan", None),
     )
 

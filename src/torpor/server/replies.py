@@ -85,9 +85,11 @@ class Last(bytes):
     """A chunk after which its stream is over: it is sent together with the stream's end."""
 
 
-def sse(event: str | None, data: object) -> bytes:
+def sse(event: str | None, data: object, *, event_id: str | None = None) -> bytes:
     """Return one server-sent event with JSON data on one line."""
     head = b"" if event is None else b"event: %s\n" % event.encode("ascii")
+    if event_id is not None:
+        head += b"id: %s\n" % event_id.encode("ascii")
     return head + b"data: " + to_json(data) + b"\n\n"
 
 

@@ -12,6 +12,7 @@ from torpor.model_access import Scope
 
 READ = frozenset(
     [
+        "follow_events",
         "get_lifecycle",
         "get_me",
         "get_sandbox",
@@ -145,7 +146,7 @@ ADMIN = frozenset(
     ]
 )
 
-HOST = frozenset({"doctor"})
+HOST = frozenset({"doctor", "get_metrics"})
 """What shows the whole host: needs `read`, and the workspace `default`."""
 
 

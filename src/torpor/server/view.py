@@ -7,15 +7,17 @@ has to be added here, or the types do not fit: nothing passes by.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, TypeVar
 
 from torpor.access.ledger import Plan
 from torpor.access.principal import Principal
+from torpor.base.aio import closing
 from torpor.base.ids import is_id
+from torpor.base.tracing import span
 from torpor.errors import Busy, NotAllowed, NotFound, TorporError, VmmFailed
 from torpor.guest.port import Guest
 from torpor.layers.store import LayerUse
@@ -37,12 +39,14 @@ from torpor.model import (
     TemplateInfo,
 )
 from torpor.model_access import Scope
+from torpor.model_events import StateEvent
 from torpor.model_memory import Policy
 from torpor.model_quiesce import QuiesceReport, QuiesceSpec
 from torpor.sandboxes.claims import Claim
 from torpor.sandboxes.memories import AgentMemories
 from torpor.sandboxes.missing import no_sandbox, no_snapshot
 from torpor.sandboxes.port import EnginePort
+from torpor.server.metrics import Metrics
 
 T = TypeVar("T")
 
@@ -53,10 +57,23 @@ ELSEWHERE = "elsewhere"
 class EngineView:
     """What a principal sees of the engine, and may do with it."""
 
-    def __init__(self, engine: EnginePort, principal: Principal, plan: Plan | None = None) -> None:
+    def __init__(
+        self,
+        engine: EnginePort,
+        principal: Principal,
+        metrics: Metrics,
+        plan: Plan | None = None,
+    ) -> None:
         self._engine = engine
         self._principal = principal
+        self._metrics = metrics
         self._plan = plan
+
+    @contextmanager
+    def _act(self, operation: str, object_id: str | None = None) -> Iterator[None]:
+        """Time what is done in the context, in a span of its own."""
+        with span(f"engine.{operation}", object_id=object_id), self._metrics.timed(operation):
+            yield
 
     # ---- what is there ----
 
@@ -120,7 +137,10 @@ class EngineView:
     async def create(self, spec: SandboxSpec) -> SandboxInfo:
         """Make a sandbox in the workspace."""
         spec = replace(spec, workspace=self._principal.workspace, sandbox_id=self._planned())
-        return await self._made_once(spec.sandbox_id, lambda: self._engine.create(spec))
+        with self._act("create"):
+            made = await self._made_once(spec.sandbox_id, lambda: self._engine.create(spec))
+        self._metrics.booted(made.boot_mode, made.boot_ms)
+        return made
 
     async def restore(
         self,
@@ -132,9 +152,12 @@ class EngineView:
         """Make a sandbox in the workspace from a snapshot that it sees."""
         await self.get_snapshot(snapshot_id)
         own = replace(spec, workspace=self._home, sandbox_id=self._planned())
-        return await self._made_once(
-            own.sandbox_id, lambda: self._engine.restore(snapshot_id, own, reason=reason)
-        )
+        with self._act("restore", snapshot_id):
+            made = await self._made_once(
+                own.sandbox_id, lambda: self._engine.restore(snapshot_id, own, reason=reason)
+            )
+        self._metrics.booted(made.boot_mode, made.boot_ms)
+        return made
 
     async def fork(
         self,
@@ -151,6 +174,21 @@ class EngineView:
         else:
             await self.get(SandboxId(source))
         spec = replace(spec, workspace=self._home)
+        with self._act("fork", source):
+            made = await self._forked(source, spec, count, snapshot_id, ids)
+        for result in made:
+            if isinstance(result, SandboxInfo):
+                self._metrics.booted(result.boot_mode, result.boot_ms)
+        return made
+
+    async def _forked(
+        self,
+        source: SandboxId | SnapshotId,
+        spec: RestoreSpec,
+        count: int,
+        snapshot_id: SnapshotId | None,
+        ids: Sequence[SandboxId],
+    ) -> tuple[SandboxInfo | TorporError, ...]:
         plan = self._plan
         if plan is None:
             return await self._engine.fork(
@@ -211,14 +249,17 @@ class EngineView:
             taken = await self._known(self._engine.get_snapshot(plan.snapshot))
             if taken is not None:
                 return taken
-        return await self._engine.snapshot(
-            sandbox_id,
-            label=label,
-            consistency=consistency,
-            metadata=metadata,
-            quiesce=quiesce,
-            snapshot_id=snapshot_id if plan is None else plan.snapshot,
-        )
+        with self._act("snapshot", sandbox_id):
+            made = await self._engine.snapshot(
+                sandbox_id,
+                label=label,
+                consistency=consistency,
+                metadata=metadata,
+                quiesce=quiesce,
+                snapshot_id=snapshot_id if plan is None else plan.snapshot,
+            )
+        self._metrics.paused(made.pause_ms)
+        return made
 
     @property
     def _home(self) -> str | None:
@@ -264,17 +305,20 @@ class EngineView:
     async def delete(self, sandbox_id: SandboxId) -> SandboxInfo:
         """End and remove a sandbox of the workspace."""
         await self.get(sandbox_id)
-        return await self._engine.delete(sandbox_id)
+        with self._act("delete", sandbox_id):
+            return await self._engine.delete(sandbox_id)
 
     async def pause(self, sandbox_id: SandboxId, *, holder: str | None = None) -> SandboxInfo:
         """Stop a machine's vCPUs."""
         await self.get(sandbox_id)
-        return await self._engine.pause(sandbox_id, holder=holder)
+        with self._act("pause", sandbox_id):
+            return await self._engine.pause(sandbox_id, holder=holder)
 
     async def resume(self, sandbox_id: SandboxId) -> SandboxInfo:
         """Let a paused machine run on."""
         await self.get(sandbox_id)
-        return await self._engine.resume(sandbox_id)
+        with self._act("resume", sandbox_id):
+            return await self._engine.resume(sandbox_id)
 
     async def set_ttl(
         self, sandbox_id: SandboxId, ttl_seconds: int | None, *, on_timeout: OnTimeout | None = None
@@ -297,7 +341,10 @@ class EngineView:
     ) -> SnapshotInfo:
         """Put a sandbox to sleep."""
         await self.get(sandbox_id)
-        return await self._engine.hibernate(sandbox_id, consistency=consistency, quiesce=quiesce)
+        with self._act("hibernate", sandbox_id):
+            return await self._engine.hibernate(
+                sandbox_id, consistency=consistency, quiesce=quiesce
+            )
 
     async def test_quiesce(
         self, sandbox_id: SandboxId, quiesce: QuiesceSpec | None = None
@@ -309,7 +356,8 @@ class EngineView:
     async def wake(self, sandbox_id: SandboxId) -> SandboxInfo:
         """Let a hibernated sandbox go on."""
         await self.get(sandbox_id)
-        return await self._engine.wake(sandbox_id)
+        with self._act("wake", sandbox_id):
+            return await self._engine.wake(sandbox_id)
 
     async def rollback(
         self,
@@ -324,14 +372,15 @@ class EngineView:
         """Put a sandbox back to a snapshot; both are in the workspace."""
         await self.get(sandbox_id)
         await self.get_snapshot(snapshot_id)
-        return await self._engine.rollback(
-            sandbox_id,
-            snapshot_id,
-            memory=memory,
-            agent_memory=agent_memory,
-            holder=holder,
-            since_generation=since_generation,
-        )
+        with self._act("rollback", sandbox_id):
+            return await self._engine.rollback(
+                sandbox_id,
+                snapshot_id,
+                memory=memory,
+                agent_memory=agent_memory,
+                holder=holder,
+                since_generation=since_generation,
+            )
 
     async def check_room(self, sandbox_id: SandboxId) -> None:
         """Return if there is room for work in a sandbox of the workspace."""
@@ -374,6 +423,15 @@ class EngineView:
         return tuple(
             replace(d, dependents=tuple(s for s in d.dependents if s in seen)) for d in damage
         )
+
+    # ---- what happens ----
+
+    async def events(self, *, after: str | None = None) -> AsyncIterator[StateEvent]:
+        """Yield the workspace's changes of state."""
+        async with closing(self._engine.events(after=after)) as events:
+            async for event in events:
+                if event.workspace is None or self._principal.sees(event.workspace):
+                    yield event
 
     # ---- into machines ----
 

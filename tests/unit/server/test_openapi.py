@@ -29,7 +29,7 @@ def test_every_operation_has_a_summary_and_the_error_shape() -> None:
 
 def test_every_route_is_in_the_reference() -> None:
     text = (DOCS / "rest.md").read_text()
-    said = set(re.findall(r"`(GET|POST|PUT|PATCH|DELETE) (/v1/[^`?]*)`", text))
+    said = set(re.findall(r"`(GET|POST|PUT|PATCH|DELETE) (/(?:v1/|metrics)[^`?]*)`", text))
     real = {
         (method.upper(), path.replace("{sandbox_id}", "{id}"))
         for path, methods in json.loads(document())["paths"].items()
