@@ -12,6 +12,9 @@ from dbos import DBOS, Serializer
 from sqlalchemy.exc import DatabaseError
 from typing_extensions import override
 
+from torpor.db.database import translate
+from torpor.errors import InsufficientResources
+
 log = logging.getLogger(__name__)
 
 _ERROR = "torpor.error"
@@ -39,13 +42,18 @@ class JsonSerializer(Serializer):
 
 
 def launch(path: Path, version: str) -> None:
-    """Launch DBOS on the file at `path` (mode 0600). A file that is no database of DBOS is set aside. Blocks."""
+    """Launch DBOS on the file at `path` (mode 0600). A file that is no database of DBOS is set aside. Blocks.
+
+    Raises:
+        InsufficientResources: the disk is full, or another program has locked the file.
+    """
     try:
         _launch(path, version)
     except DatabaseError as exc:
-        if "full" in str(exc.orig) or "locked" in str(exc.orig):
-            raise
         DBOS.destroy()
+        error = translate(exc, str(path))
+        if isinstance(error, InsufficientResources):
+            raise error from exc
         aside = path.with_name(f"{path.name}.damaged")
         log.error("%s cannot be used (%s); it is set aside as %s", path, exc.orig, aside.name)  # noqa: TRY400
         path.replace(aside)

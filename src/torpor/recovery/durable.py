@@ -75,7 +75,7 @@ class Durable:
         """Begin; goes on with what an earlier daemon left. Nothing happens the second time.
 
         Raises:
-            DataDamaged, OSError: the database cannot be used.
+            InsufficientResources: the disk is full.
         """
         async with self._launching:
             if self._dbos is None:
@@ -92,10 +92,14 @@ class Durable:
 
         from torpor.recovery import dbos_setup
 
-        Durable._active = self
         for name in WORKFLOWS:
             importlib.import_module(name)
-        dbos_setup.launch(self._home.workflows, VERSION)
+        Durable._active = self  # workflows that are gone on with look for it at once
+        try:
+            dbos_setup.launch(self._home.workflows, VERSION)
+        except BaseException:
+            Durable._active = None
+            raise
         return dbos
 
     @property

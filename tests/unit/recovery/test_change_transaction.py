@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy.exc import OperationalError
 
 from tests.unit.recovery.stage import Act, ScriptedLooker, Stage
 from torpor.errors import (
@@ -669,5 +671,33 @@ def test_workflows_that_ended_are_forgotten(act: Act, monkeypatch: pytest.Monkey
         assert await durable.is_alive(waiting.id)
         assert (await stage.desk.confirm(waiting.id)).state is S.KEPT
         assert (await stage.desk.get(ended.id)).state is S.KEPT
+
+    act(scene)
+
+
+def test_workflows_that_cannot_be_begun_change_nothing(
+    act: Act, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torpor.recovery import dbos_setup
+
+    async def scene(stage: Stage) -> None:
+        real, tries = dbos_setup._launch, 0
+
+        def launch(path: Path, version: str) -> None:
+            nonlocal tries
+            tries += 1
+            if tries == 1:
+                raise OperationalError("x", {}, Exception("database or disk is full"))
+            real(path, version)
+
+        monkeypatch.setattr(dbos_setup, "_launch", launch)
+        box = await stage.sandbox()
+        with pytest.raises(InsufficientResources, match="full"):
+            await stage.change(box.id, command="mark never")
+        (info,) = await stage.desk.list()
+        assert (info.state, info.snapshot_id) == (S.FAILED, None)
+        ended = await stage.until(await stage.change(box.id, command="true"))
+        assert ended.state is S.KEPT
+        assert stage.engine.sandboxes[box.id].guest.marks["never"] == 0
 
     act(scene)
