@@ -8,7 +8,7 @@ BIN := .venv/bin
 SOURCE ?=
 PYTEST_ARGS ?=
 
-.PHONY: help install demo test check lint unit bench lock clean
+.PHONY: help install demo test check lint unit bench lock openapi clean
 
 help: ## List these commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,6 +39,9 @@ unit: ## Run the unit tests
 
 bench: install ## Measure against the bare floor
 	@$(BIN)/torpor bench $(BENCH_ARGS)
+
+openapi: ## Write docs/reference/openapi.json anew from the code
+	@$(BIN)/python -m torpor.server.openapi >docs/reference/openapi.json
 
 lock: ## Pin the newest dependencies that work in constraints.txt
 	@scripts/lock

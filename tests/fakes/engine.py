@@ -441,6 +441,8 @@ class FakeEngine(FakeSnapshots):
             and query.workspace in (None, s.info.workspace)
             and query.metadata.items() <= dict(s.info.metadata).items()
         ]
+        if (query.cursor and not query.cursor.isascii()) or not (query.cursor or "0").isdecimal():
+            raise InvalidRequest(f"the cursor {query.cursor!r} is not one of ours")
         begin = int(query.cursor or 0)
         end = begin + query.limit
         return SandboxPage(tuple(found[begin:end]), str(end) if end < len(found) else None)

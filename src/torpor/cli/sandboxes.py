@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING, Annotated
 
@@ -49,6 +50,13 @@ def create(
         list[str] | None,
         typer.Option("-e", "--env", metavar="KEY=VALUE", help="For every command."),
     ] = None,
+    secret: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="As -e, with the value that NAME has in this command's environment.",
+        ),
+    ] = None,
     metadata: Annotated[
         list[str] | None, typer.Option("-m", "--metadata", metavar="KEY=VALUE", help="Your labels.")
     ] = None,
@@ -84,6 +92,7 @@ def create(
         disk_gib=disk_gib,
         network="user" if network == "user" else "none",
         env=pairs(env or [], "--env"),
+        secrets=_secrets(secret or []),
         metadata=labels,
         ttl_seconds=ttl,
         on_timeout="delete" if on_timeout == "delete" else "hibernate",
@@ -93,6 +102,17 @@ def create(
         print_json(sandbox.info)
     else:
         print(sandbox.id)
+
+
+def _secrets(names: list[str]) -> dict[str, str]:
+    """Return secrets from the environment: on the command line every user of the host could read them."""
+    missing = [name for name in names if name not in os.environ]
+    if missing:
+        raise InvalidRequest(
+            f"--secret {missing[0]}: there is no such variable in the environment",
+            hint=f"{missing[0]}=… torpor create --secret {missing[0]}",
+        )
+    return {name: os.environ[name] for name in names}
 
 
 def ls(

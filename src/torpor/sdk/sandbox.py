@@ -65,6 +65,7 @@ class AsyncSandbox(AsyncMoves, AsyncChecks):
         disk_gib: int | None = None,
         network: Network | None = None,
         env: Mapping[str, str] | None = None,
+        secrets: Mapping[str, str] | None = None,
         metadata: Mapping[str, str] | None = None,
         ttl_seconds: int | None = None,
         on_timeout: OnTimeout = "delete",
@@ -84,6 +85,8 @@ class AsyncSandbox(AsyncMoves, AsyncChecks):
             disk_gib: disk in GiB.
             network: `user` (out, not in) or `none`; None: `user`, or the snapshot's.
             env: laid over the image's environment in every exec.
+            secrets: the same; for values that are secret. Neither is ever shown, logged or kept by the daemon. They
+                are in the machine, and so in its snapshots.
             metadata: your own labels; `list` filters by them.
             ttl_seconds: seconds of running until `on_timeout` happens; None: never.
             on_timeout: `delete` or `hibernate`.
@@ -105,6 +108,7 @@ class AsyncSandbox(AsyncMoves, AsyncChecks):
             "disk_gib": disk_gib,
             "network": network,
             "env": dict(env or {}),
+            "secrets": dict(secrets or {}),
             "metadata": dict(metadata or {}),
             "ttl_seconds": ttl_seconds,
             "on_timeout": on_timeout,

@@ -39,6 +39,7 @@ from torpor.server.app import serving_app
 from torpor.server.gate import Door, Gate, TcpDoor, UnixDoor
 from torpor.server.hosts import Hosts
 from torpor.server.listen import listen_tcp, listen_unix
+from torpor.server.protocol import Connection
 from torpor.server.traces import start_traces
 from torpor.server.watch import Watch
 
@@ -46,6 +47,8 @@ log = logging.getLogger("torpor.server")
 
 _QUIET = {
     "alembic": logging.WARNING,
+    # every request that is not HTTP is a warning there
+    "uvicorn.error": logging.ERROR,
     # it calls each end of a QEMU an error; what matters of that is raised to us
     "qemu.qmp": logging.CRITICAL,
 }
@@ -237,7 +240,7 @@ async def listening(
     server = _Server(
         uvicorn.Config(
             Watch(Gate(app, door), app.state.metrics, app.state.access_log),
-            http="h11",
+            http=Connection,
             access_log=False,
             log_config=None,
             log_level="warning",

@@ -5,11 +5,29 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Annotated, TypeVar
+
+from fastapi import Depends, Query
 
 from torpor.errors import InvalidRequest
 
 T = TypeVar("T")
+
+
+def _limit(
+    limit: Annotated[int | None, Query(ge=1, le=1000, description="At most; null: all.")] = None,
+) -> int | None:
+    return limit
+
+
+def _cursor(
+    cursor: Annotated[str | None, Query(description="`next_cursor` of the page before.")] = None,
+) -> str | None:
+    return cursor
+
+
+Limit = Annotated[int | None, Depends(_limit)]
+Cursor = Annotated[str | None, Depends(_cursor)]
 
 
 def page_of(

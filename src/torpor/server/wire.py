@@ -34,6 +34,29 @@ class Wire(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+def secrets_field() -> Any:
+    """Return the field `secrets` of a request."""
+    return Field(
+        default_factory=dict,
+        repr=False,
+        description="As `env`, for every command. Never shown, logged or kept; they are in the machine's RAM.",
+    )
+
+
+def with_secrets(env: Mapping[str, str], secrets: Mapping[str, str]) -> dict[str, str]:
+    """Return both as one environment.
+
+    Raises:
+        InvalidRequest: a name is in both.
+    """
+    both = sorted(env.keys() & secrets.keys())
+    if both:
+        raise InvalidRequest(
+            f"{both[0]} is in env and in secrets", hint="give each name once", names=both
+        )
+    return {**env, **secrets}
+
+
 class ErrorWire(Wire):
     """What every failure looks like, with the HTTP status of its class."""
 
@@ -57,7 +80,8 @@ class CreateRequest(Wire):
     ram_mib: int | None = None
     disk_gib: int | None = None
     network: Annotated[Network | None, Field(description="null: `user`, or the snapshot's.")] = None
-    env: dict[str, str] = Field(default_factory=dict)
+    env: dict[str, str] = Field(default_factory=dict, repr=False)
+    secrets: dict[str, str] = secrets_field()
     metadata: dict[str, str] | None = None
     ttl_seconds: int | None = None
     on_timeout: OnTimeout = "delete"
@@ -80,7 +104,7 @@ class CreateRequest(Wire):
                     hint=f"leave {name} out, or create from a template",
                 )
         return RestoreSpec(
-            env=self.env,
+            env=with_secrets(self.env, self.secrets),
             metadata=self.metadata or {},
             network=self.network,
             ttl_seconds=self.ttl_seconds,
@@ -105,7 +129,7 @@ class CreateRequest(Wire):
             ram_mib=self.ram_mib,
             disk_gib=self.disk_gib,
             network=self.network or "user",
-            env=self.env,
+            env=with_secrets(self.env, self.secrets),
             metadata=self.metadata or {},
             ttl_seconds=self.ttl_seconds,
             on_timeout=self.on_timeout,
@@ -285,6 +309,7 @@ class TemplateListWire(Wire):
     """All built templates, by name."""
 
     items: list[TemplateWire]
+    next_cursor: str | None = None
 
 
 class BuildRequest(Wire):

@@ -151,6 +151,7 @@ class ExecListWire(Wire):
     """The execs that the guest's agent knows, oldest first."""
 
     items: list[ExecWire]
+    next_cursor: str | None = None
 
 
 class ExecResultWire(Wire):

@@ -22,7 +22,7 @@ from torpor.model import (
 )
 from torpor.model_memory import Policy, Watermark
 from torpor.model_quiesce import OnQuiesceFailure, QuiesceSpec, quiesce_spec
-from torpor.server.wire import ErrorWire, SandboxWire, Wire
+from torpor.server.wire import ErrorWire, SandboxWire, Wire, secrets_field, with_secrets
 from torpor.server.wire_quiesce import Quiesce, QuiesceWire
 
 
@@ -124,11 +124,14 @@ class SnapshotListWire(Wire):
     """Snapshots, newest first."""
 
     snapshots: list[SnapshotWire]
+    next_cursor: str | None = None
 
     @staticmethod
-    def of(found: Sequence[SnapshotInfo]) -> SnapshotListWire:
+    def of(found: Sequence[SnapshotInfo], next_cursor: str | None = None) -> SnapshotListWire:
         """Return `found` as JSON has it."""
-        return SnapshotListWire(snapshots=[SnapshotWire.of(info) for info in found])
+        return SnapshotListWire(
+            snapshots=[SnapshotWire.of(info) for info in found], next_cursor=next_cursor
+        )
 
 
 class SnapshotDeletedWire(Wire):
@@ -167,7 +170,8 @@ class VerifyWire(Wire):
 class RestoreRequest(Wire):
     """What POST …/restore takes: what the new sandbox has of its own; nothing is needed."""
 
-    env: dict[str, str] | None = None
+    env: Annotated[dict[str, str] | None, Field(repr=False)] = None
+    secrets: dict[str, str] = secrets_field()
     metadata: dict[str, str] | None = None
     network: Annotated[Network | None, Field(description="null: the snapshot's.")] = None
     ttl_seconds: int | None = None
@@ -186,7 +190,7 @@ class RestoreRequest(Wire):
     def spec(self, **more_metadata: str) -> RestoreSpec:
         """Return the request in the engine's words; `more_metadata` wins over the request's."""
         return RestoreSpec(
-            env=self.env or {},
+            env=with_secrets(self.env or {}, self.secrets),
             metadata={**(self.metadata or {}), **more_metadata},
             network=self.network,
             ttl_seconds=self.ttl_seconds,

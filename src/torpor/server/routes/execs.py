@@ -11,6 +11,7 @@ from torpor.errors import InvalidRequest
 from torpor.model import ExecId, SandboxId
 from torpor.server.exec_output import STREAMS, SseEncoder
 from torpor.server.execs import Start, new_exec_id
+from torpor.server.pages import Cursor, Limit, page_of
 from torpor.server.replies import Reply, Streamed, event_stream
 from torpor.server.routes.deps import EVENTS, FAILURES, Desk, Engine, streams, until_hang_up
 from torpor.server.wire_exec import (
@@ -67,10 +68,12 @@ async def exec_stream(sandbox_id: str, body: ExecRequest, desk: Desk) -> Streame
 
 
 @router.get("/execs", response_model=ExecListWire)
-async def list_execs(sandbox_id: str, engine: Engine) -> Reply:
+async def list_execs(sandbox_id: str, engine: Engine, limit: Limit, cursor: Cursor) -> Reply:
     """List the execs that the guest's agent knows, running and ended."""
     async with engine.guest(SandboxId(sandbox_id)) as guest:
-        return Reply(ExecListWire(items=[ExecWire.of(info) for info in await guest.exec_list()]))
+        known = await guest.exec_list()
+    found, after = page_of(known, lambda info: info.exec_id, limit, cursor)
+    return Reply(ExecListWire(items=[ExecWire.of(info) for info in found], next_cursor=after))
 
 
 @router.get("/execs/{exec_id}", response_model=ExecWire)

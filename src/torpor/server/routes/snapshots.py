@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from torpor.model import SandboxId, SnapshotId
+from torpor.model import SandboxId, SnapshotId, SnapshotReason
 from torpor.model_quiesce import quiesce_spec
 from torpor.server import forks
+from torpor.server.pages import Cursor, Limit, page_of
 from torpor.server.replies import Reply
 from torpor.server.routes.deps import FAILURES, Engine
 from torpor.server.wire import SandboxWire
@@ -55,19 +56,37 @@ async def try_quiesce(
 
 
 @router.get("/sandboxes/{sandbox_id}/snapshots", response_model=SnapshotListWire)
-async def list_snapshots_of_sandbox(sandbox_id: str, engine: Engine) -> Reply:
+async def list_snapshots_of_sandbox(
+    sandbox_id: str, engine: Engine, limit: Limit, cursor: Cursor
+) -> Reply:
     """List the snapshots taken of one sandbox, also of a deleted one, newest first."""
     found = await engine.snapshots(SandboxId(sandbox_id))
     if not found:
         await engine.get(SandboxId(sandbox_id))
-    return Reply(SnapshotListWire.of(found))
+    page, after = page_of(found, lambda info: info.id, limit, cursor)
+    return Reply(SnapshotListWire.of(page, after))
 
 
 @router.get("/snapshots", response_model=SnapshotListWire)
-async def list_snapshots(engine: Engine, sandbox_id: str | None = None) -> Reply:
-    """List all snapshots, or those of one sandbox, newest first."""
-    found = await engine.snapshots(None if sandbox_id is None else SandboxId(sandbox_id))
-    return Reply(SnapshotListWire.of(found))
+async def list_snapshots(
+    engine: Engine,
+    limit: Limit,
+    cursor: Cursor,
+    sandbox_id: str | None = None,
+    label: str | None = None,
+    reason: SnapshotReason | None = None,
+    template: str | None = None,
+) -> Reply:
+    """List all snapshots, or those that match, newest first."""
+    found = [
+        info
+        for info in await engine.snapshots(None if sandbox_id is None else SandboxId(sandbox_id))
+        if label in (None, info.label)
+        and reason in (None, info.reason)
+        and template in (None, info.template)
+    ]
+    page, after = page_of(found, lambda info: info.id, limit, cursor)
+    return Reply(SnapshotListWire.of(page, after))
 
 
 @router.get("/snapshots/{snapshot_id}", response_model=SnapshotWire)

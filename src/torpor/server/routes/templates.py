@@ -14,6 +14,7 @@ from fastapi import APIRouter, Response
 from torpor.base.aio import closing
 from torpor.errors import InvalidRequest
 from torpor.sandboxes.port import EnginePort
+from torpor.server.pages import Cursor, Limit, page_of
 from torpor.server.replies import Reply, Streamed, event_stream, sse
 from torpor.server.routes.deps import EVENTS, FAILURES, Engine, streams
 from torpor.server.wire import BuildEventWire, BuildRequest, TemplateListWire, TemplateWire
@@ -22,10 +23,11 @@ router = APIRouter(prefix="/v1/templates", tags=["templates"], responses=FAILURE
 
 
 @router.get("", response_model=TemplateListWire)
-async def list_templates(engine: Engine) -> Reply:
+async def list_templates(engine: Engine, limit: Limit, cursor: Cursor) -> Reply:
     """List the built templates, by name."""
-    found = await engine.templates()
-    return Reply(TemplateListWire(items=[TemplateWire.of(info) for info in found]))
+    found, after = page_of(await engine.templates(), lambda info: info.name, limit, cursor)
+    items = [TemplateWire.of(info) for info in found]
+    return Reply(TemplateListWire(items=items, next_cursor=after))
 
 
 @router.post(

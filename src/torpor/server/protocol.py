@@ -1,0 +1,124 @@
+"""HTTP connections as this daemon keeps them: few that idle, none that trickles, failures in the one flat shape."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import h11
+from typing_extensions import override
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+
+from torpor.errors import InvalidRequest, OperationTimeout, RateLimited, TorporError
+from torpor.server import limits
+from torpor.server.replies import error_reply
+
+log = logging.getLogger(__name__)
+
+
+class Connection(H11Protocol):
+    """One connection. A head that does not come in time ends it, and so does a newcomer when all are idle."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._head_due: asyncio.TimerHandle | None = None
+        self._idle_since = self.loop.time()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is being carried out."""
+        cycle: RequestResponseCycle | None = self.cycle
+        return cycle is None or cycle.response_complete
+
+    @override
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._expect_head()
+        if len(self.connections) > limits.CONNECTIONS_MOST and not self._make_room():
+            self._refuse(
+                RateLimited(
+                    f"the daemon has {limits.CONNECTIONS_MOST} connections in use",
+                    hint="connect again in a moment",
+                    retry_after_seconds=1,
+                )
+            )
+
+    def _make_room(self) -> bool:
+        """Close the connection that was idle longest; return whether there was one."""
+        idle = [
+            c
+            for c in self.connections
+            if isinstance(c, Connection)
+            and c is not self
+            and c.is_idle
+            and not c.transport.is_closing()
+        ]
+        if not idle:
+            return False
+        min(idle, key=lambda c: c._idle_since).transport.abort()
+        return True
+
+    @override
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._expect_nothing()
+        super().connection_lost(exc)
+
+    @override
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if not self.is_idle or self.transport.is_closing():
+            self._expect_nothing()
+        elif self._head_due is None:
+            self._expect_head()
+
+    @override
+    def on_response_complete(self) -> None:
+        self._idle_since = self.loop.time()
+        self._expect_nothing()  # the keep-alive's limit holds now
+        super().on_response_complete()
+
+    def _expect_head(self) -> None:
+        self._head_due = self.loop.call_later(limits.HEAD_LIMIT_S, self._head_is_late)
+
+    def _expect_nothing(self) -> None:
+        if self._head_due is not None:
+            self._head_due.cancel()
+            self._head_due = None
+
+    def _head_is_late(self) -> None:
+        self._head_due = None
+        if self.is_idle and not self.transport.is_closing():
+            self._refuse(
+                OperationTimeout(
+                    f"timeout: no whole request came within {limits.HEAD_LIMIT_S:g} s",
+                    hint="connect again",
+                )
+            )
+
+    @override
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(
+            InvalidRequest(
+                "this is not a request in HTTP/1.1",
+                hint=f"a request line and headers, {limits.HEAD_LIMIT_BYTES >> 10} KiB at most",
+            )
+        )
+
+    def _refuse(self, error: TorporError) -> None:
+        """Answer with an error and close; where an answer is under way already, only close."""
+        reply = error_reply(error)
+        reply.headers["connection"] = "close"
+        try:
+            for event in (
+                h11.Response(
+                    status_code=reply.status_code, headers=reply.raw_headers, reason=b"Error"
+                ),
+                h11.Data(data=bytes(reply.body)),
+                h11.EndOfMessage(),
+            ):
+                self.transport.write(self.conn.send(event) or b"")
+        except h11.LocalProtocolError:
+            self.transport.abort()
+            return
+        self.transport.close()
