@@ -22,8 +22,10 @@ if TYPE_CHECKING:
     from torpor.sdk.sync_sandbox import Sandbox
     from torpor.sdk.sync_snapshots import Snapshot
     from torpor.sdk.sync_templates import Templates
+    from torpor.sdk.sync_volumes import Volume
     from torpor.sdk.templates import AsyncTemplates
     from torpor.sdk.tokens import AsyncTokens, Tokens
+    from torpor.sdk.volumes import AsyncVolume
 
 __version__ = "0.1.0"
 
@@ -35,6 +37,7 @@ __all__ = [
     "AsyncSnapshot",
     "AsyncTemplates",
     "AsyncTokens",
+    "AsyncVolume",
     "Change",
     "Client",
     "DaemonMemory",
@@ -44,6 +47,7 @@ __all__ = [
     "Snapshot",
     "Templates",
     "Tokens",
+    "Volume",
     "__version__",
     "errors",
 ]
@@ -57,6 +61,7 @@ _HOMES = {
     "AsyncSnapshot": "torpor.sdk.snapshots",
     "AsyncTemplates": "torpor.sdk.templates",
     "AsyncTokens": "torpor.sdk.tokens",
+    "AsyncVolume": "torpor.sdk.volumes",
     "Change": "torpor.sdk.sync_changes",
     "Client": "torpor.sdk.client",
     "DaemonMemory": "torpor.sdk.sync_memory",
@@ -65,6 +70,7 @@ _HOMES = {
     "Snapshot": "torpor.sdk.sync_snapshots",
     "Templates": "torpor.sdk.sync_templates",
     "Tokens": "torpor.sdk.tokens",
+    "Volume": "torpor.sdk.sync_volumes",
 }
 """Where each public name is defined."""
 

@@ -9,6 +9,7 @@
     │   ├── WrongState            409  the object exists but its state forbids the request
     │   ├── GenerationChanged     409  the machine was put back meanwhile; what was asked of it is void
     │   ├── SnapshotUnusable      409  a snapshot's RAM cannot go on on this host
+    │   ├── VolumeHeld            409  a volume is attached in a way that forbids this
     │   └── Busy                  409  another request holds the object; try again
     ├── KeyReused                 422  an idempotency key came with another request before
     ├── LimitExceeded             413  a size, count or length over its limit
@@ -69,6 +70,7 @@ __all__ = [
     "SnapshotUnusable",
     "TorporError",
     "VmmFailed",
+    "VolumeHeld",
     "WrongState",
     "catalogue",
     "error_from_wire",
@@ -141,6 +143,12 @@ class SnapshotUnusable(Conflict):
     """Raised when a snapshot's RAM was saved by another driver, version or CPU than this host has."""
 
     code, http_status, exit_code = "snapshot.unusable", 409, 89
+
+
+class VolumeHeld(Conflict):
+    """Raised when a volume is attached and so cannot be had, or be done to, as was asked; facts name the holders."""
+
+    code, http_status, exit_code = "volume.held", 409, 103
 
 
 class Busy(Conflict):

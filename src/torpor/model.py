@@ -14,6 +14,7 @@ from typing import Literal, NewType
 from torpor.model_access import DEFAULT_WORKSPACE
 from torpor.model_memory import Policy, Watermark
 from torpor.model_quiesce import QuiesceReport
+from torpor.model_volumes import VolumeMount, VolumesMode
 
 SandboxId = NewType("SandboxId", str)
 ExecId = NewType("ExecId", str)
@@ -72,6 +73,7 @@ class SandboxSpec:
     workspace: str = DEFAULT_WORKSPACE
     sandbox_id: SandboxId | None = None
     """A fresh id that it is to have; None: any."""
+    volumes: tuple[VolumeMount, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +93,10 @@ class RestoreSpec:
     """None: the snapshot's."""
     sandbox_id: SandboxId | None = None
     """A fresh id that it is to have; None: any."""
+    volumes: VolumesMode | None = None
+    """What becomes of the volumes that the snapshot knows of; None: as it was taken."""
+    mounts: tuple[VolumeMount, ...] = ()
+    """Volumes to attach beside those."""
     agent_memory: Policy | None = None
     """How the memory of its agent goes on; None: `rewind` (as it was at the snapshot) for a fork, else `reconcile`."""
 
@@ -178,6 +184,12 @@ class SnapshotInfo:
     pause_ms: float
     """How long the machine stood still."""
     metadata: Mapping[str, str] = field(default_factory=dict)
+    machine: int = 1
+    """Which machine its driver built; RAM can only be restored into the same."""
+    volumes: Mapping[str, str] = field(default_factory=dict)
+    """Names of the volumes that the machine had, by path."""
+    volumes_mode: VolumesMode | None = None
+    """What was done with them; None: it had none."""
     env_names: tuple[str, ...] = ()
     """Names of the environment that its sandbox was given; the values are in its disk alone."""
     quiesce: QuiesceReport | None = None

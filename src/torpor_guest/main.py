@@ -29,6 +29,7 @@ from torpor_guest.snapshots import SnapshotMethods
 from torpor_guest.system import System
 from torpor_guest.threads import POOL
 from torpor_guest.users import IMAGE_FILE, Image
+from torpor_guest.volumes import VolumeMethods
 
 STATE_DIR = "/var/lib/torpor"
 RUN_DIR = "/run/torpor"
@@ -96,9 +97,8 @@ async def _run(args: Options, kernel: Kernel) -> int:
     _make_run_dir(kernel)
     for folder in (args.state_dir, args.state_dir / "exec"):
         folder.mkdir(mode=0o711, parents=True, exist_ok=True)
-    execs = Execs(
-        args.state_dir / "exec", launcher, _image(args.image), SandboxFile(args.sandbox), POOL
-    )
+    image = _image(args.image)
+    execs = Execs(args.state_dir / "exec", launcher, image, SandboxFile(args.sandbox), POOL)
     lost = execs.restore()
     programs = Programs(launcher)
     quiesce = Quiesce(kernel, freezer, launcher, args.state_dir)
@@ -108,6 +108,7 @@ async def _run(args: Options, kernel: Kernel) -> int:
             execs,
             System(programs, kernel, args.proc_sys),
             SnapshotMethods(freezer, Renewals(kernel, freezer, programs, quiesce), quiesce),
+            VolumeMethods(kernel, programs, image),
         )
     )
     if args.fd is not None:

@@ -15,9 +15,12 @@ from torpor_guest.snapshots import SnapshotMethods
 from torpor_guest.stream import Stream
 from torpor_guest.system import System
 from torpor_guest.users import user_name
+from torpor_guest.volumes import VolumeMethods
 
 
-def table(execs: Execs, system: System, snapshots: SnapshotMethods) -> Mapping[str, Method]:
+def table(
+    execs: Execs, system: System, snapshots: SnapshotMethods, volumes: VolumeMethods
+) -> Mapping[str, Method]:
     """Return the methods by name."""
     commands = CommandMethods(execs)
     return {
@@ -45,6 +48,10 @@ def table(execs: Execs, system: System, snapshots: SnapshotMethods) -> Mapping[s
         "grow_disk": _after_thaw(system.grow_disk),
         "settle": _after_thaw(system.settle),
         "shutdown": _after_thaw(system.shutdown),
+        "volume.mount": _after_thaw(volumes.mount),
+        "volume.unmount": _after_thaw(volumes.unmount),
+        "volume.grow": _after_thaw(volumes.grow),
+        "volume.usage": volumes.usage,
         "sync": snapshots.sync,
         "freeze": snapshots.freeze,
         "thaw": snapshots.thaw,

@@ -30,6 +30,7 @@ CAPABILITIES = (
     "system",
     "snapshots",
     "quiesce",
+    "volumes",
 )
 
 _log = logging.getLogger("torpor")

@@ -18,12 +18,13 @@ from typing_extensions import override
 from tests.fakes.guest_quiesce import FakeQuiesce
 from torpor.base import proc
 from torpor.base.proc import ProcessId
-from torpor.errors import NotFound, VmmFailed
+from torpor.errors import Conflict, NotFound, VmmFailed
 from torpor.guest.quiesce import Quiet
 from torpor.layers.ram import PAGE, RamLayer, RamLayerWriter
-from torpor.model import ExecEvent, ExecId, ExecInfo, ExecSpec, Renewal
+from torpor.model import ExecEvent, ExecId, ExecInfo, ExecSpec, GuestInfo, Renewal
 from torpor.model_quiesce import QuiesceSpec
-from torpor.vmm.base import HostSupport, MachineSpec, SavedMachine, VmmStatus
+from torpor.model_volumes import VolumeUsage
+from torpor.vmm.base import HostSupport, MachineSpec, SavedMachine, VmmStatus, VolumeDisk
 
 
 class FakeVmm:
@@ -80,6 +81,35 @@ class FakeVmm:
     async def active_disk(self) -> str:
         return Path(self._driver.noted(self._folder)["active"]).stem
 
+    async def attach_volume(self, disk: VolumeDisk) -> None:
+        await self._driver.step("plug")
+        for path in (*disk.layers, disk.active):
+            assert path is None or path.exists(), f"{path} is missing"
+        newest = disk.layers[-1] if disk.active is None else disk.active
+        await self._change(**{str(disk.slot): newest.stem})
+        await self._driver.step("plugged")
+
+    async def detach_volume(self, slot: int) -> None:
+        await self._driver.step("unplug")
+        await self._change(**{str(slot): None})
+
+    async def switch_volume(self, slot: int, overlay: Path) -> None:
+        await self._driver.step("switch_volume")
+        assert overlay.exists()
+        await self._change(**{str(slot): overlay.stem})
+        await self._driver.step("switched_volume")
+
+    async def resize_volume(self, slot: int, size_bytes: int) -> None:
+        await self._driver.step("resize")
+
+    async def volumes(self) -> dict[int, str]:
+        found = self._driver.noted(self._folder).get("volumes", {})
+        return {int(slot): str(name) for slot, name in found.items()}
+
+    async def _change(self, **changes: str | None) -> None:
+        found = self._driver.noted(self._folder).get("volumes", {}) | changes
+        self._driver.note(self._folder, volumes={k: v for k, v in found.items() if v is not None})
+
     async def kill(self) -> None:
         await self.process.kill()
 
@@ -124,6 +154,14 @@ class FakeDriver:
         await self.step("overlay")
         path.write_bytes(b"overlay")
 
+    async def format_volume(self, path: Path, size_bytes: int) -> None:
+        await self.step("format")
+        path.write_bytes(b"file system")
+
+    async def resize_overlay(self, path: Path, size_bytes: int) -> None:
+        await self.step("resize_overlay")
+        assert path.exists()
+
     async def merge_disk(self, below: Sequence[Path], layers: Sequence[Path], out: Path) -> None:
         await self.step("merge")
         for path in (*below[1:], *layers):
@@ -149,7 +187,8 @@ class FakeDriver:
         return vmm
 
     def _started(self, folder: Path, spec: MachineSpec) -> FakeVmm:
-        for layer in (*spec.disk.layers[1:], spec.disk.active):
+        volumes = [path for disk in spec.volumes for path in (*disk.layers, disk.active) if path]
+        for layer in (*spec.disk.layers[1:], spec.disk.active, *volumes):
             assert layer.exists(), f"{layer} is missing"
         (folder / "vm").mkdir(exist_ok=True)
         (folder / "vm" / "ram").write_bytes(b"ram")
@@ -163,6 +202,10 @@ class FakeDriver:
                 pid=process.pid,
                 started_ticks=process.started_ticks,
                 active=str(spec.disk.active),
+                volumes={
+                    str(disk.slot): (disk.layers[-1] if disk.active is None else disk.active).stem
+                    for disk in spec.volumes
+                },
             )
         except BaseException:
             os.kill(process.pid, signal.SIGKILL)
@@ -218,6 +261,18 @@ class FakeAgent(FakeQuiesce):
         self.execs: list[ExecInfo] = []
         self.frozen = False
         self.holds = True
+        self.mounted: dict[str, bool] = {}
+        """Read-only or not, by path."""
+        self.busy: set[str] = set()
+        """Paths that processes use."""
+        self.no_mount: Exception | None = None
+        self.info = GuestInfo(
+            agent_version="1",
+            protocol_version=1,
+            capabilities=frozenset({"volumes"}),
+            boot_id="boot",
+            agent_pid=1,
+        )
 
     async def set_clock(self, now: object) -> None:
         self.calls.append("set_clock")
@@ -284,6 +339,27 @@ class FakeAgent(FakeQuiesce):
             yield  # makes it a generator
 
         yield events()
+
+    async def mount_volume(self, path: str, *, read_only: bool, **_: object) -> VolumeUsage:
+        self.calls.append(f"mount {path}")
+        if self.no_mount is not None:
+            raise self.no_mount
+        self.mounted[path] = read_only
+        return VolumeUsage(1000, 100)
+
+    async def unmount_volume(self, path: str, *, slot: int) -> VolumeUsage | None:
+        self.calls.append(f"unmount {path}")
+        if path in self.busy:
+            raise Conflict(f"{path} is in use by 17 sh", holders="17 sh")
+        was = self.mounted.pop(path, None)
+        return None if was is None else VolumeUsage(1000, 200)
+
+    async def grow_volume(self, path: str, **_: object) -> VolumeUsage:
+        self.calls.append(f"grow {path}")
+        return VolumeUsage(2000, 200)
+
+    async def volume_usage(self, path: str) -> VolumeUsage:
+        return VolumeUsage(1000, 300)
 
     async def grow_disk(self) -> int:
         self.calls.append("grow_disk")

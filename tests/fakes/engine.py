@@ -21,6 +21,7 @@ from typing_extensions import override
 from tests.fakes.engine_exec import FakeExec
 from tests.fakes.engine_files import FakeFiles
 from tests.fakes.engine_snapshots import FakeSnapshots, void
+from tests.fakes.engine_volumes import FakeVolumes
 from torpor.base.home import Home
 from torpor.base.ids import is_id, new_id
 from torpor.db.database import Database
@@ -339,6 +340,7 @@ class FakeEngine(FakeSnapshots):
         self.users: Counter[SandboxId] = Counter()
         """How many hold each sandbox's guest."""
         self.forget_snapshots()
+        self.volumes = FakeVolumes(lambda sandbox_id: self._found(sandbox_id).info)
         self._forget_memories()
 
     @property
@@ -418,6 +420,12 @@ class FakeEngine(FakeSnapshots):
         env = {**template.env, **spec.env}
         self.add(info, FakeGuest(env))
         self.own_layers[info.id] = ()
+        try:
+            for mount in spec.volumes:
+                await self.volumes.attach(info.id, mount)
+        except Exception:
+            del self.sandboxes[info.id]
+            raise
         return info
 
     @override

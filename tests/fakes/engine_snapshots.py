@@ -38,6 +38,7 @@ from torpor.model import (
 )
 from torpor.model_memory import Policy
 from torpor.model_quiesce import HookResult, QuiesceReport, QuiesceSpec
+from torpor.model_volumes import VolumesMode
 from torpor.sandboxes.claims import Claim, Claims
 from torpor.sandboxes.events import EventLog
 from torpor.sandboxes.memories import AgentMemories
@@ -78,6 +79,8 @@ class FakeSnapshots:
         self.damaged: set[str] = set()
         self.foreign: set[SnapshotId] = set()
         """Whose RAM belongs to another driver."""
+        self.volumes_modes: list[VolumesMode | None] = []
+        """What each snapshot, restore and rollback was told about volumes."""
         self.will_not_freeze = False
         self.claims = Claims()
         self.disk_is_full = False
@@ -94,7 +97,9 @@ class FakeSnapshots:
         metadata: Mapping[str, str] | None = None,
         quiesce: QuiesceSpec | None = None,
         snapshot_id: SnapshotId | None = None,
+        volumes: VolumesMode = "include",
     ) -> SnapshotInfo:
+        self.volumes_modes.append(volumes)
         report = self._quiesced(sandbox_id, consistency, quiesce)
         if any(p.info.label == label for p in self._of(sandbox_id)) and label is not None:
             raise Conflict(f"sandbox {sandbox_id} has a snapshot with the label {label!r} already")
@@ -245,6 +250,7 @@ class FakeSnapshots:
         reason: Literal["restore", "fork"] = "restore",
     ) -> SandboxInfo:
         point = self._point(snapshot_id)
+        self.volumes_modes.append(spec.volumes)
         boot_mode: BootMode = "restore"
         if snapshot_id in self.foreign:
             if not spec.allow_cold:
@@ -393,10 +399,12 @@ class FakeSnapshots:
         *,
         memory: MemoryChoice = "ram",
         agent_memory: Policy = Policy.RECONCILE,
+        volumes: VolumesMode | None = None,
         holder: str | None = None,
         since_generation: int | None = None,
     ) -> SandboxInfo:
         self.claims.check(sandbox_id, "rollback", holder)
+        self.volumes_modes.append(volumes)
         found, point = self._found(sandbox_id), self._point(snapshot_id)
         if (
             since_generation is not None

@@ -11,7 +11,9 @@ from torpor.errors import InvalidRequest
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base 32, lower case
 _LENGTH = 20
 _NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")
-_ID = re.compile(rf"(sbx|snap|lyr|exec|tok|tpl|bld|vol|db|chg|bkp)_[{_ALPHABET}]{{{_LENGTH}}}")
+_ID = re.compile(
+    rf"(sbx|snap|lyr|exec|tok|tpl|bld|vol|vsnap|db|chg|bkp)_[{_ALPHABET}]{{{_LENGTH}}}"
+)
 
 
 def new_id(prefix: str) -> str:

@@ -49,6 +49,7 @@ COMMANDS: dict[str, Lazy] = {
     "attach": Lazy("torpor.cli.execs", "attach", "Follow a command that was started before."),
     "ps": Lazy("torpor.cli.execs", "ps", "List the processes or commands in a sandbox."),
     "cp": Lazy("torpor.cli.files", "cp", "Copy files and folders in and out of a sandbox."),
+    "volume": Lazy("torpor.cli.volumes", "app", "Storage that outlives sandboxes."),
     "template": Lazy("torpor.cli.templates", "app", "Build and look after templates."),
     "memory": Lazy("torpor.cli.memory", "app", "What agents know: look, correct, forget."),
     "doctor": Lazy("torpor.cli.system", "doctor", "Say what this host has and what is missing."),

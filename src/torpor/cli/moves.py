@@ -20,6 +20,7 @@ from torpor.cli.quiesce import (
     on_failure,
     read_quiesce,
 )
+from torpor.cli.volume_options import ReturnVolumes, volumes_mode
 from torpor.errors import InvalidRequest, TorporError, error_to_wire
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ def _options(
     idle: int | None,
     allow_cold: bool,
     agent_memory: str | None,
+    volumes: str | None,
 ) -> RestoreOptions:
     if network not in (None, "user", "none"):
         raise InvalidRequest(f"--network {network!r} is not known", hint="--network user|none")
@@ -76,6 +78,7 @@ def _options(
         "idle_seconds": idle,
         "allow_cold": allow_cold,
         "agent_memory": None if agent_memory is None else _policy(agent_memory),
+        "volumes": volumes_mode(volumes),
     }
     return cast("RestoreOptions", options)
 
@@ -110,6 +113,7 @@ def restore(
     idle: Idle = None,
     allow_cold: AllowCold = False,
     agent_memory: RestoredMemory = None,
+    volumes: ReturnVolumes = None,
     as_json: AsJson = False,
 ) -> None:
     """Make a new sandbox that goes on exactly at a snapshot, and print its id.
@@ -119,7 +123,7 @@ def restore(
     """
     from torpor.sdk.sync_sandbox import Sandbox
 
-    options = _options(env, metadata, network, ttl, idle, allow_cold, agent_memory)
+    options = _options(env, metadata, network, ttl, idle, allow_cold, agent_memory, volumes)
     made = Sandbox.restore(find_snapshot(snapshot).id, **options)
     _note(made.info)
     print_json(made.info) if as_json else print(made.id)
@@ -139,6 +143,7 @@ def rollback(
             help="What its agent's memory does: what concerns the machine goes back; all does; nothing.",
         ),
     ] = "reconcile",
+    volumes: ReturnVolumes = None,
     as_json: AsJson = False,
 ) -> None:
     """Put a sandbox back to a snapshot, with the same id; what it did since then is gone.
@@ -152,6 +157,7 @@ def rollback(
         find_snapshot(snapshot).id,
         memory="cold" if cold else "ram",
         agent_memory=_policy(agent_memory),
+        volumes=volumes_mode(volumes),
     )
     _note_memory(found.info)
     print_json(found.info) if as_json else print(found.id)
@@ -172,6 +178,7 @@ def fork(
     idle: Idle = None,
     allow_cold: AllowCold = False,
     agent_memory: RestoredMemory = None,
+    volumes: ReturnVolumes = None,
     as_json: AsJson = False,
 ) -> None:
     """Make new sandboxes that go on where this one is, copy-on-write, and print their ids.
@@ -181,7 +188,7 @@ def fork(
     """
     from torpor.sdk.sync_sandbox import Sandbox
 
-    options = _options(env, metadata, network, ttl, idle, allow_cold, agent_memory)
+    options = _options(env, metadata, network, ttl, idle, allow_cold, agent_memory, volumes)
     results = Sandbox.fork(find_source(source), count=count, **options)
     errors = [result for result in results if isinstance(result, TorporError)]
     for result in results:

@@ -22,6 +22,7 @@ from torpor.cli.output import (
     print_table,
     span,
 )
+from torpor.cli.volume_options import volume_options
 from torpor.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -68,6 +69,10 @@ def create(
     idle: Annotated[
         int | None, typer.Option(help="Hibernate after so many seconds without work.")
     ] = None,
+    volumes: Annotated[
+        list[str] | None,
+        typer.Option("-v", "--volume", metavar="NAME:PATH[:ro]", help="A volume at a path."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Make a sandbox and print its id."""
@@ -97,6 +102,7 @@ def create(
         ttl_seconds=ttl,
         on_timeout="delete" if on_timeout == "delete" else "hibernate",
         idle_seconds=idle,
+        volumes=volume_options(volumes or []),
     )
     if as_json:
         print_json(sandbox.info)

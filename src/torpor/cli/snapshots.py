@@ -31,6 +31,7 @@ from torpor.cli.quiesce import (
     print_report,
     read_quiesce,
 )
+from torpor.cli.volume_options import volumes_mode
 from torpor.errors import DataDamaged
 
 if TYPE_CHECKING:
@@ -80,6 +81,10 @@ def create(
     metadata: Annotated[
         list[str] | None, typer.Option("-m", "--metadata", metavar="KEY=VALUE", help="Your labels.")
     ] = None,
+    volumes: Annotated[
+        str,
+        typer.Option(help="`include` them, `detach` them before, or `keep-current` ones."),
+    ] = "include",
     as_json: AsJson = False,
 ) -> None:
     """Take a snapshot of a whole sandbox, which goes on, and print the snapshot's id."""
@@ -89,6 +94,7 @@ def create(
         metadata=pairs(metadata or [], "--metadata"),
         quiesce=read_quiesce(quiesce),
         on_quiesce_failure=on_failure(on_quiesce_failure),
+        volumes=volumes_mode(volumes) or "include",
     )
     if taken.consistency != consistency:
         why = taken.quiesce.reason if taken.quiesce else "the sandbox stood still"
@@ -174,6 +180,7 @@ def show(snapshot: SnapshotArg, as_json: AsJson = False) -> None:
     facts["pause"] = f"{info.pause_ms:.1f} ms"
     facts["metadata"] = ", ".join(f"{key}={value}" for key, value in info.metadata.items()) or None
     del facts["quiesce"]
+    facts["volumes"] = ", ".join(f"{name} at {path}" for path, name in info.volumes.items()) or None
     facts["created_at"] = f"{info.created_at:%Y-%m-%d %H:%M:%S} UTC, {age(info.created_at)} ago"
     facts["env"] = ", ".join(info.env_names) or None
     facts["protected"] = "; ".join(info.protected) or None

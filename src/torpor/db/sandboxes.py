@@ -49,6 +49,8 @@ class MachineLayers:
     """RAM layers that make its memory as of the last snapshot; empty before the first."""
     session: tuple[str, ...] = ()
     """Those of `ram` that were written since its VMM started."""
+    volumes_mode: str | None = None
+    """What a rollback that is under way was told to do with the volumes, as `model_volumes.VolumesMode`."""
 
     @property
     def ids(self) -> frozenset[str]:

@@ -90,3 +90,37 @@ memory_move = Table(
     Column("move", Text),
     Column("note", Text, nullable=False),
 )
+volume = Table(
+    "volume",
+    metadata,
+    Column("id", String(32), primary_key=True),
+    Column("workspace", String(64), nullable=False),
+    # unique in its workspace
+    Column("name", String(64), nullable=False),
+    Column("size_bytes", BigInteger, nullable=False),
+    Column("parent", String(32)),
+    Column("bound_to", String(32)),
+    Column("created_at", BigInteger, nullable=False),
+    Column("used_bytes", BigInteger),
+    Column("used_at", BigInteger),
+    # layers and flags, as `db.volumes.VolumeLayers`
+    Column("layers", Text, nullable=False),
+    # who has it: the lease, as a list of `model_volumes.VolumeHolder`
+    Column("holders", Text, nullable=False),
+)
+Index("uq_volume_workspace_name", volume.c.workspace, volume.c.name, unique=True)
+
+volume_snapshot = Table(
+    "volume_snapshot",
+    metadata,
+    Column("id", String(32), primary_key=True),
+    Column("volume_id", String(32), nullable=False),
+    Column("label", String(128)),
+    Column("reason", String(16), nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("size_bytes", BigInteger, nullable=False),
+    Column("clean", Integer, nullable=False),
+    # the layers that it is, with their digests
+    Column("disk", Text, nullable=False),
+)
+Index("ix_volume_snapshot_volume_id", volume_snapshot.c.volume_id)

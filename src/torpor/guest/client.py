@@ -13,12 +13,13 @@ from torpor.guest.files import FileCalls
 from torpor.guest.quiesce import QuiesceCalls
 from torpor.guest.snapshots import SnapshotCalls
 from torpor.guest.system import SystemCalls
+from torpor.guest.volumes import VolumeCalls
 from torpor.model import GuestInfo
 
 SILENCE_LIMIT_S: Final = 30.0
 
 
-class GuestClient(ExecCalls, FileCalls, QuiesceCalls, SnapshotCalls, SystemCalls):
+class GuestClient(ExecCalls, FileCalls, QuiesceCalls, SnapshotCalls, SystemCalls, VolumeCalls):
     """A connected guest agent; `connect` makes it. See `torpor.guest.port.Guest`."""
 
     def __init__(self, channel: Channel, info: GuestInfo) -> None:

@@ -19,6 +19,7 @@ from torpor.model import (
     Renewal,
 )
 from torpor.model_quiesce import QuiesceSpec
+from torpor.model_volumes import VolumeUsage
 
 
 class Guest(Protocol):
@@ -241,6 +242,39 @@ class Guest(Protocol):
         Raises:
             GuestFailed: the kernel could not be reseeded or the identity not renewed. Do not hand it out.
         """
+        ...
+
+    async def mount_volume(
+        self, path: str, *, slot: int, serial: str, read_only: bool, repair: bool = False
+    ) -> VolumeUsage:
+        """Mount the disk in a place for volumes at `path` (absolute; made if missing); return its sizes.
+
+        One that was made larger is used whole. It is never formatted; with `repair` it is checked and mended first.
+        Idempotent.
+
+        Raises:
+            InvalidRequest: nothing can be mounted at that path.
+            Conflict: something else is mounted there.
+            GuestFailed: the disk did not come, or holds no file system that can be mounted; the hint says what to do.
+        """
+        ...
+
+    async def unmount_volume(self, path: str, *, slot: int) -> VolumeUsage | None:
+        """Unmount `path` and let go of the disk; return its sizes until then, None if it was not mounted. Idempotent.
+
+        Sizes that cannot be are returned as 0.
+
+        Raises:
+            Conflict: processes use it; the message and the fact `holders` name them. It stays mounted.
+        """
+        ...
+
+    async def grow_volume(self, path: str, *, slot: int, serial: str) -> VolumeUsage:
+        """Make the file system at `path` as large as its disk is now; return its sizes."""
+        ...
+
+    async def volume_usage(self, path: str) -> VolumeUsage:
+        """Return the sizes of the file system at `path`. Raises `NotFound` when no volume is mounted there."""
         ...
 
     async def settle(self, *, timeout_s: float) -> None:

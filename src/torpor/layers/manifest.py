@@ -20,10 +20,13 @@ from torpor.errors import DataDamaged
 from torpor.model import SnapshotInfo
 from torpor.model_memory import Watermark
 from torpor.model_quiesce import QuiesceReport, report_from_json, report_to_json
+from torpor.model_volumes import VolumesMode
 
 MANIFEST = "manifest.json"
 DEVICES = "devices"
 FORMAT = 1
+FORMAT_VOLUMES = 2
+"""Of a manifest that names volumes: an older version, which would leave them out, must not read it."""
 _LAYER_ID = re.compile(rb"lyr_[0-9a-z]+")
 _DIGEST = re.compile(rb"\b[0-9a-f]{64}\b")
 _INFO_KEYS = frozenset(field.name for field in fields(SnapshotInfo))
@@ -36,6 +39,27 @@ class LayerRef:
     id: str
     size_bytes: int
     sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VolumePoint:
+    """A volume of the machine at the snapshot's instant, or that it had one and was let go of it."""
+
+    volume_id: str
+    name: str
+    path: str
+    """Where it was mounted."""
+    read_only: bool
+    slot: int
+    """Which place it was in; with `include` the machine's RAM knows of it."""
+    serial: str
+    """What the guest knew the disk by."""
+    mode: VolumesMode
+    size_bytes: int
+    clean: bool
+    """Whether its file system was frozen."""
+    disk: tuple[LayerRef, ...] = ()
+    """Its layers at that instant, the oldest first; with `include` only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +77,13 @@ class Manifest:
     """The guest channel's epoch when it was taken; a machine that goes on from it is connected to with a higher one."""
     inventory: Mapping[str, Any] | None = None
     """What was installed and running; taken by later versions."""
+    volumes: tuple[VolumePoint, ...] = ()
 
     @property
     def layer_ids(self) -> frozenset[str]:
         """The shared layers it needs."""
-        return frozenset(ref.id for ref in (*self.disk, *self.ram))
+        volumes = (ref for point in self.volumes for ref in point.disk)
+        return frozenset(ref.id for ref in (*self.disk, *self.ram, *volumes))
 
 
 def to_json(manifest: Manifest) -> dict[str, object]:
@@ -69,13 +95,14 @@ def to_json(manifest: Manifest) -> dict[str, object]:
         value = getattr(manifest.info, field.name)
         info[field.name] = value.isoformat() if isinstance(value, datetime) else value
     info["metadata"] = dict(manifest.info.metadata)
+    info["volumes"] = dict(manifest.info.volumes)
     info["env_names"] = list(manifest.info.env_names)
     info["watermark"] = to_plain(manifest.info.watermark)
     if (report := info.pop("quiesce")) is not None:  # else it is not there at all
         assert isinstance(report, QuiesceReport)
         info["quiesce"] = report_to_json(report)
     body = {
-        "format": FORMAT,
+        "format": FORMAT_VOLUMES if manifest.volumes else FORMAT,
         "snapshot": info,
         "disk": [_ref(ref) for ref in manifest.disk],
         "ram": [_ref(ref) for ref in manifest.ram],
@@ -83,6 +110,8 @@ def to_json(manifest: Manifest) -> dict[str, object]:
         "epoch": manifest.epoch,
         "inventory": manifest.inventory,
     }
+    if manifest.volumes:
+        body["volumes"] = [_point(point) for point in manifest.volumes]
     return body | {"checksum": _checksum(body)}
 
 
@@ -124,8 +153,10 @@ def digests_named_in(folder: Path) -> frozenset[str]:
 
 
 def _manifest(raw: Any) -> Manifest:
-    if raw["format"] != FORMAT:
-        raise ValueError(f"its format is {raw['format']!r}; this version reads {FORMAT}")
+    if raw["format"] not in (FORMAT, FORMAT_VOLUMES):
+        raise ValueError(
+            f"its format is {raw['format']!r}; this version reads {FORMAT} and {FORMAT_VOLUMES}"
+        )
     if raw["checksum"] != _checksum({k: v for k, v in raw.items() if k != "checksum"}):
         raise ValueError("its checksum is wrong")
     values = {name: value for name, value in raw["snapshot"].items() if name in _INFO_KEYS}
@@ -142,7 +173,20 @@ def _manifest(raw: Any) -> Manifest:
         devices=_layer(raw["devices"]),
         epoch=int(raw["epoch"]),
         inventory=raw["inventory"],
+        volumes=tuple(_volume(point) for point in raw.get("volumes", ())),
     )
+
+
+def _point(point: VolumePoint) -> dict[str, object]:
+    values: dict[str, object] = {
+        field.name: getattr(point, field.name) for field in fields(VolumePoint)
+    }
+    return values | {"disk": [_ref(ref) for ref in point.disk]}
+
+
+def _volume(raw: Any) -> VolumePoint:
+    values = dict(raw) | {"disk": tuple(_layer(ref) for ref in raw["disk"])}
+    return VolumePoint(**values)
 
 
 def _ref(ref: LayerRef) -> dict[str, object]:

@@ -12,6 +12,13 @@ LAYERS_GID = 1_900_000_000
 """Group of the files that VMMs may read; above every range that systemd, containers and subuid files use."""
 
 
+def reclaim(path: Path) -> None:
+    """Make a file that a VMM wrote ours alone again: its user may be given to another machine."""
+    if os.geteuid() == 0:
+        os.chown(path, 0, 0)
+    path.chmod(0o600)
+
+
 def seal(path: Path) -> None:
     """Take all write permission from `path` and let VMMs read it."""
     if os.geteuid() == 0:

@@ -154,7 +154,12 @@ class LayerStore:
         """Return a manifest that names merged layers where they stand for what it names."""
         merges = self.merges
         return replace(
-            manifest, disk=merges.shortened(manifest.disk), ram=merges.shortened(manifest.ram)
+            manifest,
+            disk=merges.shortened(manifest.disk),
+            ram=merges.shortened(manifest.ram),
+            volumes=tuple(
+                replace(point, disk=merges.shortened(point.disk)) for point in manifest.volumes
+            ),
         )
 
     def publish(self, manifest: Manifest, devices: Path) -> None:
@@ -405,7 +410,8 @@ class LayerStore:
     def _damages(self, manifest: Manifest, short: Manifest, *, is_mapped: bool) -> list[Damage]:
         own = (manifest.info.id,)
         found = []
-        for kind, refs in (("disk", short.disk), ("ram", short.ram)):
+        volumes = tuple(ref for point in short.volumes for ref in point.disk)
+        for kind, refs in (("disk", short.disk), ("ram", short.ram), ("disk", volumes)):
             for ref in refs:
                 problem = damage_of(ref, self.path(kind, ref.id))  # type: ignore[arg-type]
                 if problem is not None:

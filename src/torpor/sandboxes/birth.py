@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Literal
 
 from torpor.base.aio import finish
@@ -18,8 +18,11 @@ from torpor.errors import NotFound, TorporError
 from torpor.guest.port import Guest
 from torpor.layers.manifest import Manifest
 from torpor.model import BootMode, Renewal, SandboxId, SandboxState
+from torpor.model_volumes import VolumeMount, VolumesMode
 from torpor.sandboxes import folder as files
 from torpor.sandboxes.machine import SandboxMachine
+from torpor.sandboxes.volume_attach import attach_all, release_all
+from torpor.sandboxes.volume_restore import plan_return
 from torpor.templates import Template
 
 SANDBOX_FILE = "/etc/torpor/sandbox.json"
@@ -30,7 +33,12 @@ _ENV_MOST = 4 << 20
 RenewalReason = Literal["create", "wake", "rollback", "restore", "fork"]
 
 
-async def create_cold(m: SandboxMachine, template: Template, env: Mapping[str, str]) -> None:
+async def create_cold(
+    m: SandboxMachine,
+    template: Template,
+    env: Mapping[str, str],
+    mounts: Sequence[VolumeMount] = (),
+) -> None:
     """Boot a sandbox from its disk layers. On failure no process is left and the sandbox is `failed`."""
     begun = m.parts.clock.monotonic_s()
     try:
@@ -41,6 +49,7 @@ async def create_cold(m: SandboxMachine, template: Template, env: Mapping[str, s
         reach("create.connected")
         await m.until_end(_renew(m, guest, "create"))
         await _finish(m, guest, env, grow=True)
+        await attach_all(m, mounts)
         await _outcome(m, begun, "cold")
     except BaseException as exc:
         await finish(_undo(m, exc), within_s=60.0)
@@ -48,19 +57,27 @@ async def create_cold(m: SandboxMachine, template: Template, env: Mapping[str, s
 
 
 async def create_from(
-    m: SandboxMachine, manifest: Manifest, env: Mapping[str, str], reason: RenewalReason
+    m: SandboxMachine,
+    manifest: Manifest,
+    env: Mapping[str, str],
+    reason: RenewalReason,
+    mounts: Sequence[VolumeMount] = (),
+    volumes: VolumesMode | None = None,
 ) -> None:
     """Begin a sandbox from a snapshot, with an identity of its own. On failure as `create_cold`."""
     begun = m.parts.clock.monotonic_s()
     try:
         await _prepare(m)
-        vmm = await m.start_restored(manifest)
+        plan = await plan_return(m, manifest, volumes, is_rollback=False)
+        vmm = await plan.start(manifest)
         reach("create.started")
         await vmm.resume()
         guest = await m.guest()
         reach("create.connected")
         await m.until_end(_renew(m, guest, reason))
         await _finish(m, guest, env, grow=m.info.disk_gib > manifest.info.disk_gib)
+        await plan.settle()
+        await attach_all(m, mounts)
         await _outcome(m, begun, "restore")
     except BaseException as exc:
         await finish(_undo(m, exc), within_s=60.0)
@@ -125,6 +142,7 @@ async def _outcome(m: SandboxMachine, begun: float, boot_mode: BootMode) -> None
 async def _undo(m: SandboxMachine, exc: BaseException) -> None:
     tail = await asyncio.to_thread(files.console_tail, m.parts.driver.console(m.folder))
     await m.end_machine()
+    await release_all(m.parts, m.info.id)
     if isinstance(exc, Exception):  # a cancelled create is being deleted, or the daemon ends
         text = exc.message if isinstance(exc, TorporError) else repr(exc)
         await m.settle(

@@ -29,13 +29,18 @@ from torpor.layers.verify import digest
 from torpor.model import Consistency, SnapshotId, SnapshotInfo, SnapshotReason
 from torpor.model_memory import Watermark
 from torpor.model_quiesce import QuiesceReport, QuiesceSpec
+from torpor.model_volumes import VolumesMode
 from torpor.sandboxes.machine import SandboxMachine
 from torpor.sandboxes.quiescing import Rest, unasked
 from torpor.sandboxes.room import check_capture
+from torpor.sandboxes.volume_capture import VolumesCaptured
 from torpor.vmm.base import Vmm
 
 DEAD_MAN_S = 30.0
 """The guest thaws itself after so long; a capture that takes longer is not called consistent."""
+
+_VOLUMES_S = 300.0
+"""For volumes that were taken off to be mounted again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +55,7 @@ class Wish:
     """For `application`: how the machine's programs are brought to rest."""
     snapshot_id: SnapshotId | None = None
     """A fresh id that it is to have; None: any."""
+    volumes: VolumesMode = "include"
     go_on: bool = True
     """False: leave the machine paused (and frozen) once it was captured; see `let_run`."""
 
@@ -67,6 +73,22 @@ class Captured:
 
 
 async def take(m: SandboxMachine, wish: Wish, *, paused_before: bool) -> Manifest:
+    """Take a snapshot with what becomes of the volumes around it; see `_take`."""
+    volumes = VolumesCaptured(m, wish.volumes)
+    with m.parts.pins.held(*volumes.pins):
+        try:
+            await volumes.begin(paused_before=paused_before)
+            manifest = await _take(m, wish, volumes, paused_before=paused_before)
+        except BaseException:
+            await finish(volumes.end(), within_s=_VOLUMES_S)
+            raise
+        await finish(volumes.end(), within_s=_VOLUMES_S)
+    return manifest
+
+
+async def _take(
+    m: SandboxMachine, wish: Wish, volumes: VolumesCaptured, *, paused_before: bool
+) -> Manifest:
     """Take a snapshot of a running machine, or of one that was `paused_before`. The row's state stays as it is.
 
     Raises:
@@ -99,7 +121,7 @@ async def take(m: SandboxMachine, wish: Wish, *, paused_before: bool) -> Manifes
         )
         reach("snapshot.intent")
         try:
-            captured = await _capture(m, wish, overlay, ram, paused_before=paused_before)
+            captured = await _capture(m, wish, overlay, ram, volumes, paused_before=paused_before)
             reach("snapshot.captured")
             try:
                 manifest = await asyncio.to_thread(
@@ -111,6 +133,7 @@ async def take(m: SandboxMachine, wish: Wish, *, paused_before: bool) -> Manifes
                     (*before.ram, ram_id),
                     captured,
                 )
+                manifest = await volumes.told(manifest)
                 reach("snapshot.durable")
                 await finish(
                     _publish(m, manifest, captured.devices), within_s=None
@@ -184,6 +207,7 @@ def _manifest(
             driver_version=host.version or "",
             cpu=host.cpu or "",
             accel=host.accel or "",
+            machine=host.machine,
             size_bytes=own + devices_ref.size_bytes,
             pause_ms=round(captured.pause_ms, 3),
             metadata=dict(wish.metadata or {}),
@@ -239,7 +263,13 @@ def marked_as(mark: Watermark | None, snapshot_id: SnapshotId) -> Watermark | No
 
 
 async def _capture(
-    m: SandboxMachine, wish: Wish, overlay: Path, ram: Path, *, paused_before: bool
+    m: SandboxMachine,
+    wish: Wish,
+    overlay: Path,
+    ram: Path,
+    volumes: VolumesCaptured,
+    *,
+    paused_before: bool,
 ) -> Captured:
     """Do what has to be done while the machine stands still; return how long it did, and what was got."""
     vmm, store = m.running_vmm(), m.parts.layers
@@ -263,6 +293,7 @@ async def _capture(
         marking = m.begin(_mark(m, wish), "memory mark")
         saved = await vmm.save_devices()
         await vmm.switch_disk(overlay)
+        await volumes.switch(vmm)
         reach("snapshot.switched")
         await vmm.save_ram(ram, session)
         reach("snapshot.ram")
@@ -280,6 +311,7 @@ async def _capture(
         await finish(rest.abandon(), within_s=150.0)
         raise
     await _note_switch(m, vmm)
+    await volumes.note(vmm)
     if guest is not None and wish.go_on:
         with contextlib.suppress(GuestFailed):  # whoever asks it next is told
             await guest.set_clock(m.parts.clock.now())  # it stood still with the machine

@@ -19,6 +19,7 @@ from torpor.guest.port import Guest
 from torpor.layers.manifest import Manifest
 from torpor.model import BootMode, MemoryChoice, SandboxState, SnapshotId
 from torpor.model_memory import Policy
+from torpor.model_volumes import VolumesMode
 from torpor.sandboxes import capture
 from torpor.sandboxes import folder as files
 from torpor.sandboxes.birth import RenewalReason, hostname_of, renewal
@@ -26,6 +27,8 @@ from torpor.sandboxes.fit import check_fits
 from torpor.sandboxes.lifecycle import check_move
 from torpor.sandboxes.machine import SandboxMachine
 from torpor.sandboxes.room import check_capture, check_start, image_of
+from torpor.sandboxes.volume_capture import asleep, sync_volumes
+from torpor.sandboxes.volume_restore import Plan, plan_return, plan_wake
 
 S = SandboxState
 
@@ -52,6 +55,7 @@ async def hibernate(m: SandboxMachine, wish: capture.Wish = SLEEP) -> None:
         raise
     reach("hibernate.outcome")
     await m.end_machine()
+    await asleep(m)
     try:  # while it sleeps: what wake would have to wait for
         await image_of(m.parts, manifest)
     except (TorporError, OSError) as exc:  # it sleeps all the same; wake tries again
@@ -64,6 +68,7 @@ async def wake(m: SandboxMachine) -> None:
         return
     manifest = m.parts.layers.shortened(sleeping_at(m))
     check_fits(manifest.info, m.parts.host)
+    plan = plan_wake(m, manifest)
     await check_start(m.parts)
     before = m.row.layers
     layers = replace(layers_at(manifest), active=new_id("lyr"))
@@ -72,7 +77,7 @@ async def wake(m: SandboxMachine) -> None:
             await m.move(S.WAKING, layers=layers, generation=m.info.generation + 1)
     reach("wake.intent")
     try:
-        await _run(m, manifest, "wake", "resume")
+        await _run(m, manifest, plan, "wake", "resume")
     except BaseException:
         await finish(_asleep_again(m, before), within_s=60.0)
         raise
@@ -83,6 +88,7 @@ async def rollback(
     m: SandboxMachine,
     manifest: Manifest,
     memory: MemoryChoice = "ram",
+    volumes: VolumesMode | None = None,
     *,
     agent_memory: Policy | None = None,
     since_generation: int | None = None,
@@ -106,15 +112,17 @@ async def rollback(
     if memory == "ram":
         check_fits(manifest.info, m.parts.host)
     m.parts.origin(manifest.info.id)  # it may have been deleted while we waited for our turn
+    plan = await plan_return(m, manifest, volumes, is_rollback=True)
     short = m.parts.layers.shortened(manifest)
     with m.parts.pins.held(manifest.info.id, *manifest.layer_ids, *short.layer_ids):
         if memory == "ram":
             await image_of(m.parts, manifest)
         await check_start(m.parts)
         manifest = short
-        layers = replace(layers_at(manifest), active=new_id("lyr"))
+        layers = replace(layers_at(manifest), active=new_id("lyr"), volumes_mode=volumes)
         if memory == "cold":  # which is how the row tells the next daemon, too
             layers = replace(layers, image=None, ram=())
+        await sync_volumes(m)
         await m.save(replace(m.row, epoch=max(m.row.epoch, manifest.epoch)))
         async with (
             m.parts.memory_for(replace(m.info, ram_mib=manifest.info.ram_mib)),
@@ -136,9 +144,9 @@ async def rollback(
         await m.end_machine()
         reach("rollback.ended")
         if memory == "ram":
-            await _run(m, manifest, "rollback", "restore")
+            await _run(m, manifest, plan, "rollback", "restore")
         else:
-            await _boot(m, manifest)
+            await _boot(m, manifest, plan)
     except BaseException as exc:
         await finish(m.end_machine(), within_s=60.0)
         if isinstance(exc, Exception):
@@ -178,30 +186,33 @@ def _env_names_at(m: SandboxMachine, manifest: Manifest) -> tuple[str, ...]:
 
 
 async def _run(
-    m: SandboxMachine, manifest: Manifest, reason: RenewalReason, boot_mode: BootMode
+    m: SandboxMachine, manifest: Manifest, plan: Plan, reason: RenewalReason, boot_mode: BootMode
 ) -> None:
     begun = m.parts.clock.monotonic_s()
     await asyncio.to_thread(files.make_folder, m.folder)
     await m.make_active(m.row.layers)
     reach(f"{reason}.overlay")
-    vmm = await m.start_restored(manifest)
+    vmm = await plan.start(manifest)
     reach(f"{reason}.started")
     await vmm.resume()
     await _renew(m, manifest, await m.guest(), reason)
+    await plan.settle()
     boot_ms = round((m.parts.clock.monotonic_s() - begun) * 1000)
     await m.move(S.RUNNING, boot_mode=boot_mode, boot_ms=boot_ms)
 
 
-async def _boot(m: SandboxMachine, manifest: Manifest) -> None:
+async def _boot(m: SandboxMachine, manifest: Manifest, plan: Plan) -> None:
     """Boot a sandbox that was put back, from the disk that its row names."""
     begun = m.parts.clock.monotonic_s()
     template = await asyncio.to_thread(m.parts.templates.by_digest, m.info.template_digest)
     await asyncio.to_thread(files.make_folder, m.folder)
     await m.make_active(m.row.layers)
     reach("rollback.overlay")
+    m.volumes = await plan.ready_to_boot()
     m.vmm = await m.parts.driver.start(m.folder, m.spec(template, m.row.layers))
     reach("rollback.started")
     await _renew(m, manifest, await m.guest(m.parts.boot_timeout_s), "rollback")
+    await plan.settle()
     boot_ms = round((m.parts.clock.monotonic_s() - begun) * 1000)
     await m.move(S.RUNNING, boot_mode="cold", boot_ms=boot_ms)
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from torpor.base import tracing
-from torpor.base.aio import Supervisor
+from torpor.base.aio import Supervisor, finish
 from torpor.base.clock import SystemClock
 from torpor.base.home import Home
 from torpor.base.ids import check_id, is_id, new_id
@@ -22,6 +22,7 @@ from torpor.db.database import Database
 from torpor.db.memory_moves import MemoryMoves
 from torpor.db.protections import Protection, ProtectionRows
 from torpor.db.sandboxes import MachineLayers, SandboxRow, SandboxRows
+from torpor.db.volumes import VolumeRows
 from torpor.doctor import collect
 from torpor.errors import (
     Conflict,
@@ -57,6 +58,7 @@ from torpor.model import (
 from torpor.model_events import StateEvent
 from torpor.model_memory import Policy
 from torpor.model_quiesce import QuiesceReport, QuiesceSpec, quiesce_spec
+from torpor.model_volumes import VolumeMount, VolumesMode
 from torpor.sandboxes import folder as files
 from torpor.sandboxes.admission import Sizes, check_memory, check_room, choose_sizes, is_default
 from torpor.sandboxes.birth import RenewalReason
@@ -97,10 +99,17 @@ from torpor.sandboxes.room import (
 from torpor.sandboxes.task import SandboxTask
 from torpor.sandboxes.template_users import template_users
 from torpor.sandboxes.traced import traced_connect, traced_driver
+from torpor.sandboxes.volume_attach import release_all
+from torpor.sandboxes.volume_capture import check_mode
+from torpor.sandboxes.volume_engine import EngineVolumes
+from torpor.sandboxes.volume_restore import check_points, cold_mounts
 from torpor.sandboxes.warm import WarmTemplates
 from torpor.templates import TemplateStore
 from torpor.vmm.base import Driver
 from torpor.vmm.qemu import QemuDriver
+from torpor.volumes.desk import VolumeDesk
+from torpor.volumes.quota import VolumeQuota
+from torpor.volumes.shelf import VolumeShelf
 
 log = logging.getLogger(__name__)
 
@@ -119,6 +128,8 @@ _STANDS_ON_SNAPSHOT = frozenset(
     }
 )
 """States in which a sandbox is nothing without the snapshot that it comes from, or goes to."""
+_LIVES_BY_ITS_PROCESS = frozenset({SandboxState.RUNNING, SandboxState.PAUSED})
+"""States in which a sandbox whose process has ended is about to be `failed`."""
 _IMAGE_SHARE = 0.9
 """Of a template's build: the image; the rest is its snapshot."""
 
@@ -130,13 +141,14 @@ def open_engine(home: Home) -> Engine:
         DataDamaged, InsufficientResources: the home's database cannot be used.
         InvalidRequest: the environment names a quota that is none.
     """
-    quota = Quota.of(os.environ)
+    quota, volume_quota = Quota.of(os.environ), VolumeQuota.of(os.environ)
     home.prepare()
     database = Database.open(home.database)
     driver: Driver = QemuDriver()
     connecting: ConnectGuest = connect
     if tracing.is_enabled():
         driver, connecting = traced_driver(driver), traced_connect(connect)
+    layers, clock, shelf = LayerStore(home), SystemClock(), VolumeShelf(VolumeRows(database))
     setting = os.environ.get("TORPOR_MEMORY_EMBEDDER", "auto")
     booter = TemplateBooter(driver, connect)
     parts = Parts(
@@ -147,11 +159,12 @@ def open_engine(home: Home) -> Engine:
         home=home,
         rows=SandboxRows(database),
         move_rows=MemoryMoves(database),
-        layers=LayerStore(home),
+        layers=layers,
         driver=driver,
+        volumes=VolumeDesk(shelf, layers, driver, clock, volume_quota),
         templates=TemplateStore(home, booter),
         connect_guest=connecting,
-        clock=SystemClock(),
+        clock=clock,
         quota=quota,
         protections=Protections(ProtectionRows(database)),
         report=lambda name, exc: log.error("%s: %s", name, exc, exc_info=exc),
@@ -171,7 +184,11 @@ class Engine:
         parts.layers.tell(parts.events.snapshot)
         parts.memory_for = self._memory_for
         parts.memory_for_boot = self._memory_for_boot
+        parts.state_of = self._state_of
+        parts.machine_is_gone = self._machine_is_gone
+        parts.wake = self.wake
         self._tasks: dict[SandboxId, SandboxTask] = {}
+        self._volumes = EngineVolumes(parts, self._task, self.collect)
         self._admission = asyncio.Lock()
         self._boots_mib: list[int] = []
         """Memory of the templates' machines that run now."""
@@ -191,6 +208,7 @@ class Engine:
         for problem in await asyncio.to_thread(self._parts.layers.load):
             self._parts.report("a snapshot", problem)
         await self._parts.protections.load()
+        await self._parts.volumes.shelf.load()
         await self._parts.templates.clean()
         await asyncio.to_thread(self._memories.clean)
         living = await asyncio.to_thread(self._parts.rows.living)
@@ -202,7 +220,8 @@ class Engine:
             found.task.start()
             if found.rollback_to is not None:
                 self._supervisor.launch(
-                    found.task.rollback(found.rollback_to, found.memory), name="rollback again"
+                    found.task.rollback(found.rollback_to, found.memory, found.volumes),
+                    name="rollback again",
                 )
         try:
             if not self._parts.layers.damaged:  # else: who knows what they stand on
@@ -226,11 +245,17 @@ class Engine:
         await self._parts.memory.aclose()
         await asyncio.to_thread(self._parts.rows.close)
 
+    @property
+    def volumes(self) -> EngineVolumes:
+        """All that may be asked about volumes."""
+        return self._volumes
+
     # ---- sandboxes ----
 
     async def create(self, spec: SandboxSpec) -> SandboxInfo:
         """Make a sandbox and return it running."""
         check_spec(spec)
+        self._volumes.check_mounts(spec.volumes)
         await self._look_at_host()
         template = await asyncio.to_thread(self._parts.templates.get, spec.template)
         sizes = choose_sizes(spec, template.info)
@@ -240,10 +265,10 @@ class Engine:
             origin = await self._warm.take(template)
         if origin is None:
             task = await self._admit(self._row(spec, sizes, template.info))
-            return await task.create_cold(template, spec.env)
+            return await task.create_cold(template, spec.env, spec.volumes)
         origin = self._parts.layers.shortened(origin)
         return await self._create_from(
-            origin, self._row(spec, sizes, template.info, origin), spec.env, "create"
+            origin, self._row(spec, sizes, template.info, origin), spec.env, "create", spec.volumes
         )
 
     async def restore(
@@ -255,6 +280,8 @@ class Engine:
     ) -> SandboxInfo:
         """Make a new sandbox that goes on from a snapshot, with an identity of its own."""
         check_restore(spec)
+        check_mode(spec.volumes)
+        self._volumes.check_mounts(spec.mounts)
         await self._look_at_host()
         store = self._parts.layers
         origin = store.shortened(self._parts.origin(check_snapshot_id(snapshot_id)))
@@ -281,7 +308,8 @@ class Engine:
         """Make the sandbox of `row` go on from a snapshot, or boot from its disk if that is allowed and needed."""
         why = misfit(origin.info, self._parts.host)
         if why is None and not (spec.allow_cold and await self._lost_its_ram(origin)):
-            await self._create_from(origin, row, spec.env, reason)
+            check_points(origin, spec.volumes)
+            await self._create_from(origin, row, spec.env, reason, spec.mounts, spec.volumes)
             return
         if not spec.allow_cold:
             check_fits(origin.info, self._parts.host)
@@ -291,8 +319,13 @@ class Engine:
         # its memory begins empty: no RAM layer is part of it
         row = replace(row, layers=replace(row.layers, image=None, ram=()))
         with self._parts.pins.held(*origin.layer_ids):
-            task = await self._admit(row)
-        await task.create_cold(template, spec.env)
+            try:
+                mounts = await cold_mounts(self._parts, origin, row.info.id, spec.volumes)
+                task = await self._admit(row)
+            except BaseException:
+                await finish(release_all(self._parts, row.info.id), within_s=60.0)
+                raise
+        await task.create_cold(template, spec.env, (*mounts, *spec.mounts))
 
     async def fork(
         self,
@@ -390,17 +423,23 @@ class Engine:
         *,
         memory: MemoryChoice = "ram",
         agent_memory: Policy = Policy.RECONCILE,
+        volumes: VolumesMode | None = None,
         holder: str | None = None,
         since_generation: int | None = None,
     ) -> SandboxInfo:
         """Put a sandbox back to a snapshot."""
         check_memory_choice(memory)
+        check_mode(volumes)
         self._claims.check(sandbox_id, "rollback", holder)
         await self._look_at_host()
         manifest = self._parts.layers.get(check_snapshot_id(snapshot_id))
         task = await self._task(sandbox_id)
         await task.rollback(
-            manifest, memory, agent_memory=agent_memory, since_generation=since_generation
+            manifest,
+            memory,
+            volumes,
+            agent_memory=agent_memory,
+            since_generation=since_generation,
         )
         await self._moves.follow_quietly(sandbox_id)
         return await self.get(sandbox_id)
@@ -476,8 +515,10 @@ class Engine:
         metadata: Mapping[str, str] | None = None,
         quiesce: QuiesceSpec | None = None,
         snapshot_id: SnapshotId | None = None,
+        volumes: VolumesMode = "include",
     ) -> SnapshotInfo:
         """Take a snapshot; the sandbox goes on."""
+        check_mode(volumes)
         wish = Wish(
             reason="snapshot",
             label=label,
@@ -485,6 +526,7 @@ class Engine:
             metadata=metadata or {},
             quiesce=check_quiesce(consistency, quiesce),
             snapshot_id=snapshot_id,
+            volumes=volumes,
         )
         check_snapshot(wish)
         task = await self._task(sandbox_id)
@@ -545,7 +587,8 @@ class Engine:
     async def layers(self) -> tuple[LayerUse, ...]:
         """Return every layer and RAM image with its size and who needs it."""
         store, rows = self._parts.layers, self._awake()
-        layers = [(row.info.id, row.layers.ids) for row in rows]
+        layers: list[tuple[str, Collection[str]]] = [(r.info.id, r.layers.ids) for r in rows]
+        layers += [(row.id, row.layers.ids) for row in self._parts.volumes.shelf.all()]
         images = [(row.info.id, row.layers.image) for row in rows]
         return (
             *await asyncio.to_thread(store.uses, layers),
@@ -556,7 +599,8 @@ class Engine:
         """Remove what nothing needs; return the bytes freed."""
 
         def needed() -> Needed:
-            layers = self._parts.pins.now.union(*(row.layers.ids for row in self._awake()))
+            volumes = self._parts.volumes.shelf.layer_ids()
+            layers = self._parts.pins.now.union(volumes, *(r.layers.ids for r in self._awake()))
             return Needed(layers, self._mapped())
 
         return await asyncio.to_thread(self._parts.layers.collect, needed)
@@ -711,11 +755,37 @@ class Engine:
         return False
 
     async def _create_from(
-        self, origin: Manifest, row: SandboxRow, env: Mapping[str, str], reason: RenewalReason
+        self,
+        origin: Manifest,
+        row: SandboxRow,
+        env: Mapping[str, str],
+        reason: RenewalReason,
+        mounts: Sequence[VolumeMount] = (),
+        volumes: VolumesMode | None = None,
     ) -> SandboxInfo:
         with self._parts.pins.held(origin.info.id, *origin.layer_ids):
             task = await self._admit(row)
-            return await task.create_from(origin, env, reason)
+            return await task.create_from(origin, env, reason, mounts, volumes)
+
+    def _state_of(self, sandbox_id: str) -> SandboxState | None:
+        task = self._tasks.get(SandboxId(sandbox_id))
+        return None if task is None else task.info.state
+
+    async def _machine_is_gone(self, sandbox_id: str) -> bool:
+        """Return whether a sandbox has no machine and gets none by itself; its process is looked for."""
+        state = self._state_of(sandbox_id)
+        if state in _LIVES_BY_ITS_PROCESS:  # whose death the task has not noted yet
+            vmm = self._tasks[SandboxId(sandbox_id)].machine.vmm
+            return vmm is not None and not vmm.process.alive()
+        if state not in (None, SandboxState.FAILED, SandboxState.STOPPED):
+            return False
+        folder = files.folder_of(self._parts.home, SandboxId(sandbox_id))
+        vmm = await self._parts.driver.adopt(folder)
+        if vmm is None:
+            return True
+        is_gone = await vmm.status() == "ended"
+        await vmm.aclose()
+        return is_gone
 
     def _row(
         self,

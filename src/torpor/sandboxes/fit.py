@@ -14,6 +14,7 @@ def misfit(info: SnapshotInfo, host: HostSupport) -> str | None:
         ("driver version", info.driver_version, host.version),
         ("accelerator", info.accel, host.accel),
         ("CPU", info.cpu, host.cpu),
+        ("machine", f"version {info.machine}", f"version {host.machine}"),
     ):
         if had != has:
             return f"its {what} was {had}; this host has {has}"

@@ -24,7 +24,7 @@ from torpor.sandboxes.lifecycle import TIME_RUNS, check_move
 from torpor.sandboxes.parts import Parts
 from torpor.sandboxes.room import image_of
 from torpor.templates import Template
-from torpor.vmm.base import Disk, MachineSpec, SavedMachine, Vmm
+from torpor.vmm.base import Disk, MachineSpec, SavedMachine, Vmm, VolumeDisk
 
 T = TypeVar("T")
 
@@ -42,6 +42,8 @@ class SandboxMachine:
         self.row = row
         self.vmm = vmm
         self.folder = files.folder_of(parts.home, row.info.id)
+        self.volumes: tuple[VolumeDisk, ...] = ()
+        """The volumes that its VMM is started with."""
         self._tasks = tasks
         self._guest: Guest | None = None
         self._connecting = asyncio.Lock()
@@ -124,6 +126,7 @@ class SandboxMachine:
                 (template.disk, *(store.disk_path(layer) for layer in layers.disk)),
                 store.disk_path(layers.active),
             ),
+            volumes=self.volumes,
         )
 
     async def make_active(self, layers: MachineLayers) -> None:

@@ -7,6 +7,7 @@ leaves when it is broken off is a layer without a note, which is collected.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import dataclass
 
 from torpor.base.faults import reach
@@ -14,9 +15,9 @@ from torpor.base.fsio import free_bytes
 from torpor.base.ids import new_id
 from torpor.base.units import MIB
 from torpor.errors import InsufficientResources, TorporError
-from torpor.layers.manifest import LayerRef, Manifest
+from torpor.layers.manifest import LayerRef
 from torpor.layers.merges import Kind, Merged
-from torpor.layers.plan import disk_run, ram_run
+from torpor.layers.plan import DISK_MOST, disk_run, ram_run
 from torpor.layers.ram_merge import merge_apart
 from torpor.sandboxes.parts import Parts
 from torpor.sandboxes.room import LOW_BYTES
@@ -26,9 +27,11 @@ PERIOD_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A run of a snapshot's chain that is to become one layer."""
+    """A run of a snapshot's or volume's chain that is to become one layer."""
 
-    manifest: Manifest
+    what: str
+    template_digest: str | None
+    """What the chain lies over; None: nothing, as a volume's."""
     kind: Kind
     below: tuple[LayerRef, ...]
     run: tuple[LayerRef, ...]
@@ -54,7 +57,7 @@ class Merger:
     async def merge_one(self) -> bool:
         """Merge one run; return whether another look may find more. A failure is reported, not raised."""
         store = self._parts.layers
-        seen = store.version
+        seen = (store.version, self._parts.volumes.shelf.version)
         if seen == self._looked:
             return False
         job = await asyncio.to_thread(self._next)
@@ -70,7 +73,7 @@ class Merger:
             return False
         except (TorporError, OSError) as exc:
             self._given_up.add(job.replaces)
-            self._parts.report(f"merging {job.kind} layers of {job.manifest.info.id}", exc)
+            self._parts.report(f"merging {job.kind} layers of {job.what}", exc)
         return True
 
     def _next(self) -> Job | None:
@@ -85,10 +88,49 @@ class Merger:
             for kind, chain, part in kinds:
                 if part is None:
                     continue
-                replaces = store.merges.first_layers(ref.id for ref in chain[part])
-                if replaces not in self._given_up:
-                    return Job(manifest, kind, chain[: part.start], chain[part], replaces)
+                info = manifest.info
+                job = self._job(info.id, info.template_digest, kind, chain, part)
+                if job is not None:
+                    return job
+            for point in short.volumes:
+                job = self._of_volume(point.name, point.disk)
+                if job is not None:
+                    return job
+        return self._of_any_volume()
+
+    def _of_any_volume(self) -> Job | None:
+        """Return the next of the chains that volumes and their own snapshots are."""
+        store, shelf = self._parts.layers, self._parts.volumes.shelf
+        for snapshot in shelf.snapshots():
+            job = self._of_volume(snapshot.info.id, store.merges.shortened(snapshot.disk))
+            if job is not None:
+                return job
+        for row in shelf.all():
+            chain = store.merges.shortest(row.layers.disk)
+            if len(chain) > DISK_MOST:
+                with contextlib.suppress(FileNotFoundError):  # changed meanwhile
+                    refs = [store.ref(layer, store.disk_path(layer)) for layer in chain]
+                    job = self._of_volume(row.name, tuple(refs))
+                    if job is not None:
+                        return job
         return None
+
+    def _of_volume(self, name: str, chain: tuple[LayerRef, ...]) -> Job | None:
+        part = disk_run(chain)
+        return None if part is None else self._job(f"volume {name}", None, "disk", chain, part)
+
+    def _job(
+        self,
+        what: str,
+        template_digest: str | None,
+        kind: Kind,
+        chain: tuple[LayerRef, ...],
+        part: slice,
+    ) -> Job | None:
+        replaces = self._parts.layers.merges.first_layers(ref.id for ref in chain[part])
+        if replaces in self._given_up:
+            return None
+        return Job(what, template_digest, kind, chain[: part.start], chain[part], replaces)
 
     async def _do(self, job: Job) -> None:
         store, layer = self._parts.layers, new_id("lyr")
@@ -99,10 +141,12 @@ class Merger:
             if job.kind == "ram":
                 await merge_apart(files, out)
             else:
-                template = await asyncio.to_thread(
-                    self._parts.templates.by_digest, job.manifest.info.template_digest
-                )
-                below = [template.disk, *(store.disk_path(ref.id) for ref in job.below)]
+                below = [store.disk_path(ref.id) for ref in job.below]
+                if job.template_digest is not None:
+                    template = await asyncio.to_thread(
+                        self._parts.templates.by_digest, job.template_digest
+                    )
+                    below = [template.disk, *below]
                 await self._parts.driver.merge_disk(below, files, out)
             reach("merge.made")
             ref = await asyncio.to_thread(store.ref, layer, out)

@@ -19,13 +19,14 @@ from torpor.layers.manifest import Manifest
 from torpor.layers.pins import Pins
 from torpor.layers.store import LayerStore
 from torpor.memory.service import MemoryService
-from torpor.model import SandboxInfo, SnapshotId
+from torpor.model import SandboxId, SandboxInfo, SandboxState, SnapshotId
 from torpor.sandboxes.events import EventLog
 from torpor.sandboxes.memory_moves import FollowingMemory
 from torpor.sandboxes.protect import Protections
 from torpor.sandboxes.quota import Quota
 from torpor.templates import TemplateStore
 from torpor.vmm.base import Driver, HostSupport
+from torpor.volumes.desk import VolumeDesk
 
 
 class ConnectGuest(Protocol):
@@ -34,6 +35,14 @@ class ConnectGuest(Protocol):
     def __call__(self, socket_path: Path, *, epoch: int, timeout_s: float) -> Awaitable[Guest]:
         """Return the connected guest; raises `GuestUnreachable` when it does not answer in time."""
         ...
+
+
+async def _nobody_wakes(_sandbox_id: SandboxId) -> None:
+    return
+
+
+async def _nobody_knows(_sandbox_id: str) -> bool:
+    return False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,6 +74,12 @@ class Parts:
     )
     """Enters when the host has memory for that sandbox's machine; its row must say so before leaving. Raises
     `InsufficientResources`. Set by the engine."""
+    volumes: VolumeDesk
+    state_of: Callable[[str], SandboxState | None] = field(default=lambda _: None)
+    """Returns the state of a sandbox; None when there is none. Set by the engine, as the next two."""
+    wake: Callable[[SandboxId], Awaitable[object]] = field(default=_nobody_wakes)
+    machine_is_gone: Callable[[str], Awaitable[bool]] = field(default=_nobody_knows)
+    """Returns whether a sandbox's VMM is proven to have ended, by its process id and start time."""
     memory_for_boot: Callable[[int], AbstractAsyncContextManager[None]] = field(
         default=lambda _: contextlib.nullcontext()
     )

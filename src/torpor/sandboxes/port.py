@@ -29,8 +29,10 @@ from torpor.model import (
 from torpor.model_events import StateEvent
 from torpor.model_memory import Policy
 from torpor.model_quiesce import QuiesceReport, QuiesceSpec
+from torpor.model_volumes import VolumesMode
 from torpor.sandboxes.claims import Claim
 from torpor.sandboxes.memories import AgentMemories
+from torpor.sandboxes.volume_port import VolumesPort
 
 
 class EnginePort(Protocol):
@@ -39,6 +41,11 @@ class EnginePort(Protocol):
     A caller that goes away (a cancelled request) does not undo a create, pause, resume or delete that has
     begun: the sandbox's own task finishes it.
     """
+
+    @property
+    def volumes(self) -> VolumesPort:
+        """All that may be asked about volumes."""
+        ...
 
     async def create(self, spec: SandboxSpec) -> SandboxInfo:
         """Make a sandbox and return it `running`, its agent answering.
@@ -146,12 +153,15 @@ class EnginePort(Protocol):
         *,
         memory: MemoryChoice = "ram",
         agent_memory: Policy = Policy.RECONCILE,
+        volumes: VolumesMode | None = None,
         holder: str | None = None,
         since_generation: int | None = None,
     ) -> SandboxInfo:
         """Put a sandbox back to a snapshot: same id, same identity; what it did since then is gone.
 
-        Allowed from running, paused, hibernated, stopped and failed. What the outside world saw stays.
+        Allowed from running, paused, hibernated, stopped and failed. What the outside world saw stays. Its volumes
+        are put back too if they are part of the snapshot, and what was in them is kept as snapshots of them. What it
+        attached since then is let go of.
 
         Args:
             sandbox_id: which sandbox.
@@ -160,11 +170,13 @@ class EnginePort(Protocol):
                 the snapshot's RAM need not fit this host.
             agent_memory: what the agent's memory does. Where it cannot now, the machine goes back all the same,
                 `memory_note` says so, and memory follows before anyone uses it.
+            volumes: what becomes of the volumes; None: as the snapshot was taken.
             holder: who asks, if it holds a claim on the sandbox.
             since_generation: do nothing if it was put back there after that generation: the same request again.
 
         Raises:
             Conflict: somebody's claim forbids it.
+            VolumeHeld: another sandbox has a volume that would be put back or attached; nothing was changed.
             WrongState: the sandbox is in a state that has no way back, or the snapshot is of another template.
             SnapshotUnusable: the RAM belongs to another driver, version or CPU.
             InsufficientResources: no memory or disk; nothing was changed.
@@ -206,10 +218,12 @@ class EnginePort(Protocol):
         metadata: Mapping[str, str] | None = None,
         quiesce: QuiesceSpec | None = None,
         snapshot_id: SnapshotId | None = None,
+        volumes: VolumesMode = "include",
     ) -> SnapshotInfo:
         """Take a snapshot of a running, paused or hibernated sandbox, which goes on as it was.
 
-        With `application`, `quiesce` says how its programs are brought to rest.
+        With `application`, `quiesce` says how its programs are brought to rest. `volumes` says whether its volumes
+        are part of it, or are taken off while it is taken.
 
         Raises:
             InvalidRequest: a value cannot be right.

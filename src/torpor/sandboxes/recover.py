@@ -16,12 +16,16 @@ from torpor.db.sandboxes import MachineLayers, SandboxRow
 from torpor.errors import GuestFailed, NotFound, TorporError
 from torpor.layers.manifest import Manifest
 from torpor.model import MemoryChoice, SandboxState, SnapshotId
+from torpor.model_volumes import VolumesMode
 from torpor.sandboxes import folder as files
 from torpor.sandboxes.capture import switched
 from torpor.sandboxes.lifecycle import WITH_MACHINE
 from torpor.sandboxes.machine import timed
 from torpor.sandboxes.parts import Parts
 from torpor.sandboxes.task import SandboxTask, verdict
+from torpor.sandboxes.volume_attach import release_all
+from torpor.sandboxes.volume_attach import settle as settle_volumes
+from torpor.sandboxes.volume_capture import check_mode
 from torpor.vmm.base import Vmm
 
 S = SandboxState
@@ -34,12 +38,19 @@ class Recovered:
     task: SandboxTask
     rollback_to: Manifest | None = None
     memory: MemoryChoice = "ram"
+    volumes: VolumesMode | None = None
+    """What that rollback does with the volumes."""
 
 
 async def recover(parts: Parts) -> list[Recovered]:
     """Bring rows, processes and files into agreement; return every sandbox that there is."""
     rows = await asyncio.to_thread(parts.rows.living)
-    await _remove_strangers(parts, {row.info.id for row in rows})
+    known: set[str] = {row.info.id for row in rows}
+    await _remove_strangers(parts, known)
+    for volume in parts.volumes.shelf.all():
+        for owner in {*(h.sandbox_id for h in volume.holders), volume.bound_to}:
+            if owner is not None and owner not in known:
+                await release_all(parts, owner)
     return [found for row in rows if (found := await _recovered(parts, row)) is not None]
 
 
@@ -66,6 +77,7 @@ async def _by_state(parts: Parts, row: SandboxRow) -> Recovered | None:
     match row.info.state:
         case S.CREATING:
             await _end(parts, row)
+            await release_all(parts, row.info.id)
             await files.remove_folder(folder)
             row = replace(row, layers=MachineLayers())
             return Recovered(
@@ -75,6 +87,7 @@ async def _by_state(parts: Parts, row: SandboxRow) -> Recovered | None:
             )
         case S.DELETING:
             await _end(parts, row)
+            await release_all(parts, row.info.id)
             await files.remove_folder(folder)
             row = row.with_info(state=S.DELETED, expires_at=None)
             await asyncio.to_thread(parts.rows.mark_deleted, row, parts.clock.now())
@@ -87,7 +100,10 @@ async def _by_state(parts: Parts, row: SandboxRow) -> Recovered | None:
             target = parts.layers.get(SnapshotId(row.info.parent_snapshot or ""))
             row = await _saved(parts, row, S.FAILED, "the daemon ended during a rollback")
             memory: MemoryChoice = "ram" if row.layers.image is not None else "cold"
-            return Recovered(SandboxTask(parts, row), rollback_to=target, memory=memory)
+            mode = check_mode(row.layers.volumes_mode)
+            return Recovered(
+                SandboxTask(parts, row), rollback_to=target, memory=memory, volumes=mode
+            )
         case state if state in WITH_MACHINE:
             return Recovered(await _adopted(parts, row))
         case _:
@@ -128,6 +144,11 @@ async def _adopted(parts: Parts, row: SandboxRow) -> SandboxTask:
         await task.machine.save(
             replace(task.machine.row, layers=replace(task.machine.row.layers, taking=None))
         )
+    if status == "running":
+        try:
+            await settle_volumes(task.machine)
+        except TorporError as exc:  # the machine runs on all the same
+            parts.report(f"volumes of {row.info.id}", exc)
     return task
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -33,6 +33,7 @@ from torpor.layers.manifest import Manifest
 from torpor.model import MemoryChoice, OnTimeout, SandboxInfo, SandboxState
 from torpor.model_memory import Policy
 from torpor.model_quiesce import QuiesceReport, QuiesceSpec
+from torpor.model_volumes import VolumeMount, VolumesMode
 from torpor.sandboxes import birth, capture, comeback
 from torpor.sandboxes import folder as files
 from torpor.sandboxes.lifecycle import WITH_MACHINE, check_move, require_running
@@ -40,6 +41,7 @@ from torpor.sandboxes.machine import SandboxMachine
 from torpor.sandboxes.parts import Parts
 from torpor.sandboxes.quiescing import rehearse
 from torpor.sandboxes.room import check_start
+from torpor.sandboxes.volume_attach import release_all
 from torpor.templates import Template
 from torpor.vmm.base import Vmm
 
@@ -102,16 +104,26 @@ class SandboxTask:
 
     # ---- what callers ask ----
 
-    async def create_cold(self, template: Template, env: Mapping[str, str]) -> SandboxInfo:
+    async def create_cold(
+        self, template: Template, env: Mapping[str, str], mounts: Sequence[VolumeMount] = ()
+    ) -> SandboxInfo:
         """Boot the machine of a row that is `creating`."""
-        return await self._changed("create", lambda: birth.create_cold(self.machine, template, env))
+        return await self._changed(
+            "create", lambda: birth.create_cold(self.machine, template, env, mounts)
+        )
 
     async def create_from(
-        self, manifest: Manifest, env: Mapping[str, str], reason: birth.RenewalReason
+        self,
+        manifest: Manifest,
+        env: Mapping[str, str],
+        reason: birth.RenewalReason,
+        mounts: Sequence[VolumeMount] = (),
+        volumes: VolumesMode | None = None,
     ) -> SandboxInfo:
         """Begin the machine of a row that is `creating` from a snapshot."""
         return await self._changed(
-            "create", lambda: birth.create_from(self.machine, manifest, env, reason)
+            "create",
+            lambda: birth.create_from(self.machine, manifest, env, reason, mounts, volumes),
         )
 
     async def pause(self) -> SandboxInfo:
@@ -142,6 +154,7 @@ class SandboxTask:
         self,
         manifest: Manifest,
         memory: MemoryChoice = "ram",
+        volumes: VolumesMode | None = None,
         *,
         agent_memory: Policy | None = None,
         since_generation: int | None = None,
@@ -153,10 +166,17 @@ class SandboxTask:
                 self.machine,
                 manifest,
                 memory,
+                volumes,
                 agent_memory=agent_memory,
                 since_generation=since_generation,
             ),
         )
+
+    async def with_machine(
+        self, name: str, work: Callable[[SandboxMachine], Coroutine[Any, Any, T]]
+    ) -> T:
+        """Do `work` on the machine when it is its turn."""
+        return await self._ask(name, lambda: work(self.machine))
 
     async def set_ttl(self, ttl_seconds: int | None, on_timeout: OnTimeout | None) -> SandboxInfo:
         """Set the time to live, counted from now."""
@@ -492,6 +512,8 @@ class SandboxTask:
         reach("delete.intent")
         await m.end_machine()
         reach("delete.ended")
+        await release_all(self._parts, self.info.id)
+        reach("delete.released")
         await files.remove_folder(m.folder)
         reach("delete.removed")
         row = m.row.with_info(state=S.DELETED, expires_at=None)

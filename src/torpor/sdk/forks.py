@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Unpack, overload
 from torpor.base.ids import is_id
 from torpor.errors import TorporError, error_from_wire
 from torpor.model import AgentMemory, Network, OnTimeout
+from torpor.model_volumes import VolumesMode
 from torpor.sdk.client import Client, connection, quote_part
 from torpor.sdk.parse import sandbox_info
 from torpor.sdk.snapshot_results import LIFE_LIMIT_S, RestoreOptions, restore_body
@@ -40,6 +41,7 @@ async def fork(
     idle_seconds: int | None = None,
     allow_cold: bool = False,
     agent_memory: AgentMemory | None = None,
+    volumes: VolumesMode | None = None,
 ) -> AsyncSandbox | list[AsyncSandbox | TorporError]:
     """Make new sandboxes that go on where this one is, copy-on-write, each with an identity of its own.
 
@@ -58,6 +60,8 @@ async def fork(
         allow_cold: start from the disk alone if the RAM cannot go on here; `info.boot_mode` says so.
         agent_memory: how its agent's memory goes on (`reconcile`, `rewind`, `keep`); None: of a fork as it was
             there, else `reconcile`.
+        volumes: what becomes of the snapshot's volumes: `include` (clones), `detach` or `keep-current`;
+            None: as it was taken.
 
     Raises:
         NotFound: there is no such sandbox or snapshot.
@@ -76,6 +80,7 @@ async def fork(
         idle_seconds=idle_seconds,
         allow_cold=allow_cold,
         agent_memory=agent_memory,
+        volumes=volumes,
     )
     return await fork_from(source.id, count, body, source._client)
 

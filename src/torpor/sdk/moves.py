@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from torpor.model import AgentMemory, Consistency, MemoryChoice, Network, OnTimeout
 from torpor.model_quiesce import OnQuiesceFailure, QuiesceReport, report_from_json
+from torpor.model_volumes import VolumesMode
 from torpor.sdk.change_results import ChangeOptions, Checks
 from torpor.sdk.changes import AsyncChange
 from torpor.sdk.client import Client, connection, quote_part
@@ -44,6 +45,7 @@ class AsyncMoves(AsyncHandle):
         metadata: Mapping[str, str] | None = None,
         quiesce: Quiesce = None,
         on_quiesce_failure: OnQuiesceFailure | None = None,
+        volumes: VolumesMode = "include",
     ) -> AsyncSnapshot:
         """Take a snapshot of the whole machine, which goes on as it was: running, paused or asleep.
 
@@ -55,15 +57,23 @@ class AsyncMoves(AsyncHandle):
             quiesce: for `application`: the hooks; None: databases that are found, and /etc/torpor/quiesce.d.
             on_quiesce_failure: `refuse` (the default) or `downgrade`: a lesser snapshot, whose `consistency` and
                 `quiesce` say so.
+            volumes: `include` what is in them; or `detach` them before, or `keep-current`: the same, and who goes
+                back to the snapshot has them as they are then.
 
         Raises:
             Conflict: the label is taken.
+            Busy: a volume that is to be taken off is in use; the message names by whom.
             QuiesceFailed: a required hook failed or did not hold; nothing was taken, and all is released.
             GuestFailed: the file systems could not be quieted; nothing was taken.
             InsufficientResources: the disk is full; nothing was taken.
             WrongState: the sandbox is not running, paused or hibernated.
         """
-        body = {"label": label, "consistency": consistency, "metadata": dict(metadata or {})}
+        body = {
+            "label": label,
+            "consistency": consistency,
+            "metadata": dict(metadata or {}),
+            "volumes": volumes,
+        }
         more, more_s = quiesce_body(quiesce, on_quiesce_failure)
         info = snapshot_info(
             await self._connection.call_once(
@@ -106,6 +116,7 @@ class AsyncMoves(AsyncHandle):
         idle_seconds: int | None = None,
         allow_cold: bool = False,
         agent_memory: AgentMemory | None = None,
+        volumes: VolumesMode | None = None,
         client: Client | None = None,
     ) -> Self:
         """Make a new sandbox that goes on exactly at a snapshot, with an identity of its own.
@@ -123,6 +134,8 @@ class AsyncMoves(AsyncHandle):
             allow_cold: start from the disk alone if the RAM cannot go on here; `info.boot_mode` says so.
             agent_memory: how its agent's memory goes on (`reconcile`, `rewind`, `keep`); None: of a fork as it was
                 there, else `reconcile`.
+            volumes: what becomes of the snapshot's volumes: `include` (clones), `detach` or `keep-current`;
+                None: as it was taken.
             client: which daemon; None: as the environment says.
 
         Raises:
@@ -140,6 +153,7 @@ class AsyncMoves(AsyncHandle):
             idle_seconds=idle_seconds,
             allow_cold=allow_cold,
             agent_memory=agent_memory,
+            volumes=volumes,
         )
         path = f"/v1/snapshots/{quote_part(snapshot_id)}/restore"
         info = sandbox_info(
@@ -154,6 +168,7 @@ class AsyncMoves(AsyncHandle):
         *,
         memory: MemoryChoice = "ram",
         agent_memory: AgentMemory = "reconcile",
+        volumes: VolumesMode | None = None,
     ) -> Self:
         """Put the sandbox back to a snapshot, with the same id; what it did since then is gone.
 
@@ -175,7 +190,12 @@ class AsyncMoves(AsyncHandle):
             DataDamaged: a layer of it is missing or damaged.
             Conflict: a change runs in the sandbox; the hint says how to end it.
         """
-        body = {"snapshot_id": snapshot_id, "memory": memory, "agent_memory": agent_memory}
+        body = {
+            "snapshot_id": snapshot_id,
+            "memory": memory,
+            "agent_memory": agent_memory,
+            "volumes": volumes,
+        }
         return await self._moved("rollback", body)
 
     @dual
@@ -207,7 +227,7 @@ class AsyncMoves(AsyncHandle):
         """Let a hibernated sandbox go on at the exact instruction, and return it. Idempotent."""
         return await self._moved("wake", None)
 
-    async def _moved(self, action: str, body: dict[str, str] | None) -> Self:
+    async def _moved(self, action: str, body: dict[str, str | None] | None) -> Self:
         self._info = sandbox_info(
             await self._connection.call(
                 "POST", f"{self._path}/{action}", body=body, limit_s=LIFE_LIMIT_S

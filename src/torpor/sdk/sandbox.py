@@ -40,7 +40,9 @@ from torpor.sdk.process import (
     start_process,
 )
 from torpor.sdk.results import ExecResult
+from torpor.sdk.sandbox_volumes import AsyncSandboxVolumes
 from torpor.sdk.sse import sse_events
+from torpor.sdk.volume_results import Volumes, volumes_body
 
 CREATE_LIMIT_S = 600.0
 """Seconds for a machine to boot; without hardware virtualisation on a busy host it can take minutes."""
@@ -48,7 +50,7 @@ CREATE_LIMIT_S = 600.0
 LIFE_LIMIT_S = 120.0
 
 
-class AsyncSandbox(AsyncMoves, AsyncChecks):
+class AsyncSandbox(AsyncMoves, AsyncChecks, AsyncSandboxVolumes):
     """One sandbox. Made by `create`, `get` or `list`; as a context manager it is deleted at the end.
 
     What asks nothing but an id also works on the class with one: `refresh`, `delete`, `kill`, `pause`,
@@ -72,6 +74,7 @@ class AsyncSandbox(AsyncMoves, AsyncChecks):
         idle_seconds: int | None = None,
         from_snapshot: str | None = None,
         agent_memory: AgentMemory | None = None,
+        volumes: Volumes | None = None,
         client: Client | None = None,
     ) -> Self:
         """Make a sandbox and return it when its agent answers.
@@ -93,10 +96,12 @@ class AsyncSandbox(AsyncMoves, AsyncChecks):
             idle_seconds: hibernate by itself after so long without work; None: never.
             from_snapshot: go on at this snapshot instead, as `restore`; its sizes cannot be changed.
             agent_memory: with `from_snapshot`, as in `restore`.
+            volumes: by path, such as `{"/data": "name"}` or `{"/data": {"volume": "name", "read_only": True}}`.
             client: which daemon; None: as the environment says.
 
         Raises:
-            NotFound: no such template; the hint says how to build it.
+            NotFound: no such template or volume; the hint says how to make it.
+            VolumeHeld: another sandbox has a volume in a way that forbids this; nothing was made.
             InvalidRequest: a value cannot be right.
             InsufficientResources: the host has no memory or disk for it; nothing was made.
             HostNotReady: something on the host is missing; the hint has the command that mends it.
@@ -115,6 +120,7 @@ class AsyncSandbox(AsyncMoves, AsyncChecks):
             "idle_seconds": idle_seconds,
             "from_snapshot": from_snapshot,
             "agent_memory": agent_memory,
+            "volumes": volumes_body(volumes),
         }
         made = connection(client)
         info = sandbox_info(

@@ -12,6 +12,7 @@ from torpor.model import AgentMemory, Network, OnTimeout, SandboxId, SnapshotId,
 from torpor.model_access import DEFAULT_WORKSPACE
 from torpor.model_memory import Watermark
 from torpor.model_quiesce import QuiesceSpec, quiesce_spec, report_from_json, spec_to_json
+from torpor.model_volumes import VolumesMode
 
 LIFE_LIMIT_S = 600.0
 """Seconds for a machine to be saved or to come back; without hardware virtualisation it can take minutes."""
@@ -28,6 +29,7 @@ class RestoreOptions(TypedDict, total=False):
     idle_seconds: int | None
     allow_cold: bool
     agent_memory: AgentMemory | None
+    volumes: VolumesMode | None
 
 
 Quiesce = QuiesceSpec | Mapping[str, Any] | None
@@ -59,6 +61,7 @@ def restore_body(
     idle_seconds: int | None,
     allow_cold: bool,
     agent_memory: AgentMemory | None = None,
+    volumes: VolumesMode | None = None,
 ) -> dict[str, Any]:
     """Return the request that makes a sandbox from a snapshot."""
     return {
@@ -70,6 +73,7 @@ def restore_body(
         "idle_seconds": idle_seconds,
         "allow_cold": allow_cold,
         "agent_memory": agent_memory,
+        "volumes": volumes,
     }
 
 
@@ -153,6 +157,9 @@ def snapshot_info(body: Mapping[str, Any]) -> SnapshotInfo:
         pause_ms=body["pause_ms"],
         metadata=body["metadata"],
         quiesce=report_from_json(body["quiesce"]) if body.get("quiesce") else None,
+        machine=body.get("machine", 1),
+        volumes=body.get("volumes", {}),
+        volumes_mode=body.get("volumes_mode"),
         env_names=tuple(body.get("env_names", ())),
         protected=tuple(body.get("protected") or ()),
         workspace=body.get("workspace", DEFAULT_WORKSPACE),

@@ -22,6 +22,7 @@ from torpor.model import (
     SnapshotReason,
 )
 from torpor.model_quiesce import QuiesceReport
+from torpor.model_volumes import VolumesMode
 from torpor.sdk import forks
 from torpor.sdk.client import Client, Connection, connection, quote_part, resolved
 from torpor.sdk.dual import dual
@@ -212,6 +213,7 @@ class AsyncSnapshot(SnapshotFields):
         idle_seconds: int | None = None,
         allow_cold: bool = False,
         agent_memory: AgentMemory | None = None,
+        volumes: VolumesMode | None = None,
     ) -> AsyncSandbox:
         """Do what `AsyncSandbox.restore` does."""
         from torpor.sdk.sandbox import AsyncSandbox
@@ -226,6 +228,7 @@ class AsyncSnapshot(SnapshotFields):
             idle_seconds=idle_seconds,
             allow_cold=allow_cold,
             agent_memory=agent_memory,
+            volumes=volumes,
             client=self._client,
         )
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Unpack, overload
 
 from torpor.errors import TorporError
 from torpor.model import AgentMemory, Network, OnTimeout
+from torpor.model_volumes import VolumesMode
 from torpor.sdk import forks
 from torpor.sdk.loop import loop_thread
 from torpor.sdk.snapshot_results import RestoreOptions
@@ -38,6 +39,7 @@ def fork(
     idle_seconds: int | None = None,
     allow_cold: bool = False,
     agent_memory: AgentMemory | None = None,
+    volumes: VolumesMode | None = None,
 ) -> Sandbox | list[Sandbox | TorporError]:
     """Make new sandboxes that go on where this one is, copy-on-write, each with an identity of its own.
 
@@ -66,6 +68,7 @@ def fork(
         "idle_seconds": idle_seconds,
         "allow_cold": allow_cold,
         "agent_memory": agent_memory,
+        "volumes": volumes,
     }
     if count is None:
         return Sandbox(loop_thread.run(forks.fork(source, **options)))

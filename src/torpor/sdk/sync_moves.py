@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from torpor.model import AgentMemory, Consistency, MemoryChoice, Network, OnTimeout
 from torpor.model_quiesce import OnQuiesceFailure, QuiesceReport
+from torpor.model_volumes import VolumesMode
 from torpor.sdk.change_results import Checks
 from torpor.sdk.client import Client
 from torpor.sdk.dual import dual, dual_self
@@ -37,6 +38,7 @@ class Moves(Handle):
         metadata: Mapping[str, str] | None = None,
         quiesce: Quiesce = None,
         on_quiesce_failure: OnQuiesceFailure | None = None,
+        volumes: VolumesMode = "include",
     ) -> Snapshot:
         """Take a snapshot of the whole machine, which goes on as it was: running, paused or asleep.
 
@@ -57,6 +59,7 @@ class Moves(Handle):
                     metadata=metadata,
                     quiesce=quiesce,
                     on_quiesce_failure=on_quiesce_failure,
+                    volumes=volumes,
                 )
             )
         )
@@ -91,6 +94,7 @@ class Moves(Handle):
         idle_seconds: int | None = None,
         allow_cold: bool = False,
         agent_memory: AgentMemory | None = None,
+        volumes: VolumesMode | None = None,
         client: Client | None = None,
     ) -> Self:
         """Make a new sandbox that goes on exactly at a snapshot, with an identity of its own.
@@ -115,6 +119,7 @@ class Moves(Handle):
                     idle_seconds=idle_seconds,
                     allow_cold=allow_cold,
                     agent_memory=agent_memory,
+                    volumes=volumes,
                     client=client,
                 )
             )
@@ -127,6 +132,7 @@ class Moves(Handle):
         *,
         memory: MemoryChoice = "ram",
         agent_memory: AgentMemory = "reconcile",
+        volumes: VolumesMode | None = None,
     ) -> Self:
         """Put the sandbox back to a snapshot, with the same id; what it did since then is gone.
 
@@ -135,7 +141,9 @@ class Moves(Handle):
         memory follows as `agent_memory` says; see `AsyncMoves.rollback`.
         """
         loop_thread.run(
-            self._sandbox.rollback(snapshot_id, memory=memory, agent_memory=agent_memory)
+            self._sandbox.rollback(
+                snapshot_id, memory=memory, agent_memory=agent_memory, volumes=volumes
+            )
         )
         return self
 

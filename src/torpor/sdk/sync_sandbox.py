@@ -32,9 +32,11 @@ from torpor.sdk.sync_files import Filesystem
 from torpor.sdk.sync_memory import MemorySpace
 from torpor.sdk.sync_moves import Moves
 from torpor.sdk.sync_process import Process
+from torpor.sdk.sync_volumes import SandboxVolumes
+from torpor.sdk.volume_results import Volumes
 
 
-class Sandbox(Moves, Checks):
+class Sandbox(Moves, Checks, SandboxVolumes):
     """One sandbox. Made by `create`, `get` or `list`; as a context manager it is deleted at the end.
 
     What asks nothing but an id also works on the class with one: `refresh`, `delete`, `kill`, `pause`,
@@ -59,6 +61,7 @@ class Sandbox(Moves, Checks):
         idle_seconds: int | None = None,
         from_snapshot: str | None = None,
         agent_memory: AgentMemory | None = None,
+        volumes: Volumes | None = None,
         client: Client | None = None,
     ) -> Self:
         """Make a sandbox and return it when its agent answers.
@@ -66,7 +69,8 @@ class Sandbox(Moves, Checks):
         It lives on when the script ends, unless it is used as a context manager or has a TTL.
 
         Raises:
-            NotFound: no such template; the hint says how to build it.
+            NotFound: no such template or volume; the hint says how to make it.
+            VolumeHeld: another sandbox has a volume in a way that forbids this; nothing was made.
             InvalidRequest: a value cannot be right.
             InsufficientResources: the host has no memory or disk for it; nothing was made.
             HostNotReady: something on the host is missing; the hint has the command that mends it.
@@ -87,6 +91,7 @@ class Sandbox(Moves, Checks):
                     idle_seconds=idle_seconds,
                     from_snapshot=from_snapshot,
                     agent_memory=agent_memory,
+                    volumes=volumes,
                     client=client,
                 )
             )

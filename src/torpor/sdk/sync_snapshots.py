@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Self
 from typing_extensions import override
 
 from torpor.model import AgentMemory, Network, OnTimeout, SnapshotId, SnapshotInfo
+from torpor.model_volumes import VolumesMode
 from torpor.sdk import sync_forks
 from torpor.sdk.client import Client
 from torpor.sdk.dual import dual
@@ -95,6 +96,7 @@ class Snapshot(SnapshotFields):
         idle_seconds: int | None = None,
         allow_cold: bool = False,
         agent_memory: AgentMemory | None = None,
+        volumes: VolumesMode | None = None,
     ) -> Sandbox:
         """Do what `Sandbox.restore` does."""
         from torpor.sdk.sync_sandbox import Sandbox
@@ -110,6 +112,7 @@ class Snapshot(SnapshotFields):
                     idle_seconds=idle_seconds,
                     allow_cold=allow_cold,
                     agent_memory=agent_memory,
+                    volumes=volumes,
                 )
             )
         )

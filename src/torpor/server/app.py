@@ -37,6 +37,7 @@ from torpor.server.routes import (
     system,
     templates,
     tokens,
+    volumes,
 )
 from torpor.server.routes import metrics as metrics_routes
 
@@ -97,6 +98,7 @@ def create_app(
         holds.router,
         snapshots.router,
         changes.router,
+        volumes.router,
         family.router,
         checks.router,
         execs.router,

@@ -36,10 +36,11 @@ OWNED: Mapping[str, Check] = {
     "change_id": _owns_change,
     "sandbox_id": lambda _, view, found: view.get(SandboxId(found)),
     "snapshot_id": lambda _, view, found: view.get_snapshot(SnapshotId(found)),
+    "volume": lambda _, view, found: view.volumes.id_of(found),
 }
 """Names in paths, and how to ask for what they name; asking for what is elsewhere raises `NotFound`."""
 
-UNOWNED = frozenset({"exec_id", "hold_id", "name", "token"})
+UNOWNED = frozenset({"exec_id", "hold_id", "name", "snapshot", "token"})
 """Names in paths of what is inside something that is asked for, shared by all, or looked up in the workspace."""
 
 

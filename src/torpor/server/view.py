@@ -42,11 +42,13 @@ from torpor.model_access import Scope
 from torpor.model_events import StateEvent
 from torpor.model_memory import Policy
 from torpor.model_quiesce import QuiesceReport, QuiesceSpec
+from torpor.model_volumes import VolumesMode
 from torpor.sandboxes.claims import Claim
 from torpor.sandboxes.memories import AgentMemories
 from torpor.sandboxes.missing import no_sandbox, no_snapshot
 from torpor.sandboxes.port import EnginePort
 from torpor.server.metrics import Metrics
+from torpor.server.view_volumes import VolumesView
 
 T = TypeVar("T")
 
@@ -74,6 +76,11 @@ class EngineView:
         """Time what is done in the context, in a span of its own."""
         with span(f"engine.{operation}", object_id=object_id), self._metrics.timed(operation):
             yield
+
+    @property
+    def volumes(self) -> VolumesView:
+        """The workspace's volumes."""
+        return VolumesView(self._engine.volumes, self._principal, self.get)
 
     # ---- what is there ----
 
@@ -136,7 +143,12 @@ class EngineView:
 
     async def create(self, spec: SandboxSpec) -> SandboxInfo:
         """Make a sandbox in the workspace."""
-        spec = replace(spec, workspace=self._principal.workspace, sandbox_id=self._planned())
+        spec = replace(
+            spec,
+            workspace=self._principal.workspace,
+            sandbox_id=self._planned(),
+            volumes=await self.volumes.mounts(spec.volumes),
+        )
         with self._act("create"):
             made = await self._made_once(spec.sandbox_id, lambda: self._engine.create(spec))
         self._metrics.booted(made.boot_mode, made.boot_ms)
@@ -150,8 +162,9 @@ class EngineView:
         reason: Literal["restore", "fork"] = "restore",
     ) -> SandboxInfo:
         """Make a sandbox in the workspace from a snapshot that it sees."""
-        await self.get_snapshot(snapshot_id)
-        own = replace(spec, workspace=self._home, sandbox_id=self._planned())
+        origin = await self.get_snapshot(snapshot_id)
+        mounts = await self.volumes.mounts(spec.mounts, self._home or origin.workspace)
+        own = replace(spec, workspace=self._home, sandbox_id=self._planned(), mounts=mounts)
         with self._act("restore", snapshot_id):
             made = await self._made_once(
                 own.sandbox_id, lambda: self._engine.restore(snapshot_id, own, reason=reason)
@@ -241,6 +254,7 @@ class EngineView:
         metadata: Mapping[str, str] | None = None,
         quiesce: QuiesceSpec | None = None,
         snapshot_id: SnapshotId | None = None,
+        volumes: VolumesMode = "include",
     ) -> SnapshotInfo:
         """Take a snapshot of a sandbox of the workspace."""
         await self.get(sandbox_id)
@@ -257,6 +271,7 @@ class EngineView:
                 metadata=metadata,
                 quiesce=quiesce,
                 snapshot_id=snapshot_id if plan is None else plan.snapshot,
+                volumes=volumes,
             )
         self._metrics.paused(made.pause_ms)
         return made
@@ -366,6 +381,7 @@ class EngineView:
         *,
         memory: MemoryChoice = "ram",
         agent_memory: Policy = Policy.RECONCILE,
+        volumes: VolumesMode | None = None,
         holder: str | None = None,
         since_generation: int | None = None,
     ) -> SandboxInfo:
@@ -378,6 +394,7 @@ class EngineView:
                 snapshot_id,
                 memory=memory,
                 agent_memory=agent_memory,
+                volumes=volumes,
                 holder=holder,
                 since_generation=since_generation,
             )

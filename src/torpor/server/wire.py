@@ -26,6 +26,7 @@ from torpor.model import (
     TemplateInfo,
 )
 from torpor.model_memory import Policy
+from torpor.model_volumes import VolumeMount
 
 
 class Wire(BaseModel):
@@ -67,6 +68,23 @@ class ErrorWire(Wire):
     facts: dict[str, Any]
 
 
+class VolumeWish(Wire):
+    """A volume of a new sandbox, where more than its name is said."""
+
+    volume: str
+    read_only: bool = False
+
+
+def mounts_of(volumes: Mapping[str, str | VolumeWish]) -> tuple[VolumeMount, ...]:
+    """Return volumes by path in the engine's words."""
+    return tuple(
+        VolumeMount(volume=wish, path=path)
+        if isinstance(wish, str)
+        else VolumeMount(volume=wish.volume, path=path, read_only=wish.read_only)
+        for path, wish in volumes.items()
+    )
+
+
 class CreateRequest(Wire):
     """What POST /v1/sandboxes takes; only `template` is needed, or `from_snapshot` instead of it."""
 
@@ -90,6 +108,10 @@ class CreateRequest(Wire):
         Policy | None,
         Field(description="With `from_snapshot`: how the agent's memory goes on; see restore."),
     ] = None
+    volumes: Annotated[
+        dict[str, str | VolumeWish],
+        Field(description='By path: a name, or {"volume": name, "read_only": true}.'),
+    ] = Field(default_factory=dict)
 
     def restore_spec(self) -> RestoreSpec:
         """Return a request that has `from_snapshot` in the engine's words.
@@ -111,6 +133,7 @@ class CreateRequest(Wire):
             on_timeout=self.on_timeout,
             idle_seconds=self.idle_seconds,
             agent_memory=self.agent_memory,
+            mounts=mounts_of(self.volumes),
         )
 
     def spec(self) -> SandboxSpec:
@@ -134,6 +157,7 @@ class CreateRequest(Wire):
             ttl_seconds=self.ttl_seconds,
             on_timeout=self.on_timeout,
             idle_seconds=self.idle_seconds,
+            volumes=mounts_of(self.volumes),
         )
 
 

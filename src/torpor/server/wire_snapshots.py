@@ -22,6 +22,7 @@ from torpor.model import (
 )
 from torpor.model_memory import Policy, Watermark
 from torpor.model_quiesce import OnQuiesceFailure, QuiesceSpec, quiesce_spec
+from torpor.model_volumes import VolumesMode
 from torpor.server.wire import ErrorWire, SandboxWire, Wire, secrets_field, with_secrets
 from torpor.server.wire_quiesce import Quiesce, QuiesceWire
 
@@ -45,6 +46,10 @@ class SnapshotRequest(HibernateRequest):
 
     label: str | None = None
     metadata: dict[str, str] | None = None
+    volumes: Annotated[
+        VolumesMode,
+        Field(description="`include` them, or `detach` them before; see the docs on volumes."),
+    ] = "include"
 
 
 class SnapshotWire(Wire):
@@ -75,6 +80,11 @@ class SnapshotWire(Wire):
         QuiesceWire | None,
         Field(description="What came of asking its programs to hold still; null: they were not."),
     ]
+    machine: Annotated[int, Field(description="Which machine its driver built.")]
+    volumes: Annotated[
+        Mapping[str, str], Field(description="Names of the volumes that the machine had, by path.")
+    ]
+    volumes_mode: VolumesMode | None
     env_names: Annotated[
         Sequence[str],
         Field(description="Names of the environment of its sandbox; values are never told."),
@@ -113,6 +123,9 @@ class SnapshotWire(Wire):
             pause_ms=info.pause_ms,
             metadata=info.metadata,
             quiesce=None if info.quiesce is None else QuiesceWire.of(info.quiesce),
+            machine=info.machine,
+            volumes=info.volumes,
+            volumes_mode=info.volumes_mode,
             env_names=info.env_names,
             protected=list(info.protected),
             workspace=info.workspace,
@@ -186,6 +199,10 @@ class RestoreRequest(Wire):
             description="How the memory of the snapshot's agent goes on in the new one; null: `reconcile`, of a fork `rewind`."
         ),
     ] = None
+    volumes: Annotated[
+        VolumesMode | None,
+        Field(description="What becomes of the snapshot's volumes; null: as it was taken."),
+    ] = None
 
     def spec(self, **more_metadata: str) -> RestoreSpec:
         """Return the request in the engine's words; `more_metadata` wins over the request's."""
@@ -198,6 +215,7 @@ class RestoreRequest(Wire):
             idle_seconds=self.idle_seconds,
             allow_cold=self.allow_cold,
             agent_memory=self.agent_memory,
+            volumes=self.volumes,
         )
 
 
@@ -221,6 +239,10 @@ class RollbackRequest(Wire):
     agent_memory: Annotated[
         Policy, Field(description="What the memory of its agent does; docs/memory.md.")
     ] = Policy.RECONCILE
+    volumes: Annotated[
+        VolumesMode | None,
+        Field(description="What becomes of the volumes; null: as the snapshot was taken."),
+    ] = None
 
 
 class ForkMadeWire(Wire):

@@ -18,6 +18,8 @@ MODULES = (
     "virtio_pci",
     "virtio_blk",
     "ext4",
+    "virtio_scsi",
+    "sd_mod",
     "virtio_net",
     "virtio_console",
     "virtio-rng",

@@ -17,7 +17,7 @@ from torpor.errors import BuildFailed, HostNotReady
 from torpor.templates.mirror import Mirror, choose
 from torpor.templates.recipe import Recipe, as_plain
 
-BUILDER_VERSION = 1
+BUILDER_VERSION = 2
 """Part of every digest; raised when an image would come out otherwise from the same recipe."""
 
 HOSTNAME = "sandbox"

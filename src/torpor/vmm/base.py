@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -23,6 +23,24 @@ class Disk:
     """The qcow2 overlay that takes all writes."""
 
 
+VOLUME_SLOTS = range(1, 17)
+"""A machine's places for volumes. One of the first is taken where a volume is put."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VolumeDisk:
+    """A volume, as a disk of a machine."""
+
+    slot: int
+    """One of `VOLUME_SLOTS`; a machine that is restored has it where it was."""
+    serial: str
+    """What the guest knows it by; at most 20 characters."""
+    layers: tuple[Path, ...]
+    """Read-only qcow2 files, the oldest first."""
+    active: Path | None
+    """The overlay that takes all writes; None: the disk is read-only, whatever the guest does."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineSpec:
     """What a VMM is started with."""
@@ -34,6 +52,7 @@ class MachineSpec:
     initrd: Path
     cmdline: str
     disk: Disk
+    volumes: tuple[VolumeDisk, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +79,8 @@ class HostSupport:
     """Why this accelerator, or why the driver is not usable, in words."""
     fix: str | None = None
     """The command that mends it."""
+    machine: int = 1
+    """Which machine the driver builds; RAM can only be restored into the same. Raised when a device is added."""
 
 
 class Vmm(Protocol):
@@ -124,6 +145,33 @@ class Vmm(Protocol):
         """Return which overlay takes the machine's writes now: its file's name without suffix. Raises `VmmFailed`."""
         ...
 
+    async def attach_volume(self, disk: VolumeDisk) -> None:
+        """Give the machine a volume. The guest sees it a moment later.
+
+        Raises:
+            VmmFailed: it cannot be had, for example because another process has the file; nothing was changed.
+        """
+        ...
+
+    async def detach_volume(self, slot: int) -> None:
+        """Take a volume away; when this returns no file of it is open. Idempotent.
+
+        The guest must not use it any more: what it still writes fails. Raises `VmmFailed`.
+        """
+        ...
+
+    async def switch_volume(self, slot: int, overlay: Path) -> None:
+        """Let all further writes to a volume go to `overlay` (empty), as `switch_disk`. Raises `VmmFailed`."""
+        ...
+
+    async def resize_volume(self, slot: int, size_bytes: int) -> None:
+        """Make a volume's disk larger while it is in use. Raises `VmmFailed`; then its size is as it was."""
+        ...
+
+    async def volumes(self) -> Mapping[int, str]:
+        """Return each volume's slot and which file is its newest: its name without suffix. Raises `VmmFailed`."""
+        ...
+
     async def kill(self) -> None:
         """End the process at once and wait until it is gone. Idempotent; never raises for a dead VMM."""
         ...
@@ -148,6 +196,19 @@ class Driver(Protocol):
 
     async def create_overlay(self, path: Path, size_bytes: int) -> None:
         """Make an empty writable layer at `path`. Raises `InsufficientResources` on a full disk."""
+        ...
+
+    async def format_volume(self, path: Path, size_bytes: int) -> None:
+        """Make a layer at `path` (new) that holds an empty ext4 file system of that size. Not fsynced.
+
+        Raises:
+            HostNotReady: the tool for it is missing.
+            InsufficientResources: the disk is full; `path` is not there.
+        """
+        ...
+
+    async def resize_overlay(self, path: Path, size_bytes: int) -> None:
+        """Make an overlay larger that no machine has. Raises `VmmFailed` or `InsufficientResources`."""
         ...
 
     async def merge_disk(self, below: Sequence[Path], layers: Sequence[Path], out: Path) -> None:

@@ -24,7 +24,13 @@ ROUTES = [
     for path, methods in json.loads(document())["paths"].items()
     for method, operation in methods.items()
 ]
-PREFIXES = {"change_id": "chg", "sandbox_id": "sbx", "snapshot_id": "snap"}
+PREFIXES = {
+    "change_id": "chg",
+    "sandbox_id": "sbx",
+    "snapshot_id": "snap",
+    "volume": "vol",
+    "snapshot": "vsnap",
+}
 BODIES: dict[str, dict[str, Any]] = {
     "begin_change": {"reason": "x", "command": "true"},
     "rollback_sandbox": {"snapshot_id": "{snapshot_id}"},
@@ -35,6 +41,9 @@ BODIES: dict[str, dict[str, Any]] = {
     "make_dir": {"path": "/x"},
     "rename_file": {"source": "/x", "target": "/y"},
     "set_lifecycle": {"ttl_seconds": 9},
+    "grow_volume": {"size_gib": 2},
+    "clone_volume": {"name": "other"},
+    "attach_volume": {"volume": "{volume}", "path": "/data"},
 }
 """What a route's body needs to be valid."""
 
@@ -59,10 +68,15 @@ class World:
         path = f"/v1/sandboxes/{self.sandbox}/changes"
         self.change = self.ours.post(path, json=change).json()["id"]
         self.ours.get(f"/v1/changes/{self.change}/events")  # it is over
+        self.volume = self.ours.post("/v1/volumes", json={"name": "mine"}).json()["id"]
+        point = self.ours.post(f"/v1/volumes/{self.volume}/snapshots", json={})
+        self.point = point.json()["id"]
         self.ids = {
             "change_id": self.change,
             "sandbox_id": self.sandbox,
             "snapshot_id": self.snapshot,
+            "volume": self.volume,
+            "snapshot": self.point,
         }
 
 

@@ -17,6 +17,7 @@ from torpor.db.database import Database
 from torpor.db.memory_moves import MemoryMoves
 from torpor.db.protections import ProtectionRows
 from torpor.db.sandboxes import SandboxRows
+from torpor.db.volumes import VolumeRows
 from torpor.errors import Conflict, NotFound
 from torpor.layers.store import LayerStore
 from torpor.memory.service import MemoryService
@@ -26,6 +27,8 @@ from torpor.sandboxes.engine import Engine
 from torpor.sandboxes.parts import Parts
 from torpor.sandboxes.protect import Protections
 from torpor.templates import Template
+from torpor.volumes.desk import VolumeDesk
+from torpor.volumes.shelf import VolumeShelf
 
 
 class FakeTemplates:
@@ -85,14 +88,16 @@ class World:
         self.engine = self.new_engine()
 
     def new_engine(self) -> Engine:
-        database = Database.open(self.home.database)
+        database, layers = Database.open(self.home.database), LayerStore(self.home)
+        shelf = VolumeShelf(VolumeRows(database))
         parts = Parts(
             move_rows=MemoryMoves(database),
             memory=MemoryService(self.home.memory),
             home=self.home,
             rows=SandboxRows(database),
             protections=Protections(ProtectionRows(database)),
-            layers=LayerStore(self.home),
+            layers=layers,
+            volumes=VolumeDesk(shelf, layers, self.driver, self.clock),
             driver=self.driver,
             templates=self.templates,  # type: ignore[arg-type]
             connect_guest=self.connect,  # type: ignore[arg-type]

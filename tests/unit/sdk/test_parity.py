@@ -19,7 +19,9 @@ from torpor.sdk.sync_process import Process
 from torpor.sdk.sync_sandbox import Sandbox
 from torpor.sdk.sync_snapshots import Snapshot
 from torpor.sdk.sync_templates import Templates
+from torpor.sdk.sync_volumes import Volume
 from torpor.sdk.templates import AsyncTemplates
+from torpor.sdk.volumes import AsyncVolume
 
 PAIRS = [
     (AsyncSandbox, Sandbox),
@@ -29,13 +31,16 @@ PAIRS = [
     (AsyncHold, Hold),
     (AsyncChange, Change),
     (AsyncTemplates, Templates),
+    (AsyncVolume, Volume),
 ]
 DUALS = {
     "check",
     "check_init",
+    "attach_volume",
     "change",
     "changes",
     "delete",
+    "detach_volume",
     "explore",
     "hibernate",
     "hold",
@@ -50,6 +55,7 @@ DUALS = {
     "snapshot",
     "snapshots",
     "test_quiesce",
+    "volumes",
     "wake",
 }
 SNAPSHOT_DUALS = {"delete", "diff", "restore", "verify"}

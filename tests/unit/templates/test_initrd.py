@@ -17,6 +17,9 @@ kernel/drivers/net/net_failover.ko.xz: kernel/net/core/failover.ko.xz
 kernel/drivers/net/virtio_net.ko.xz: kernel/drivers/net/net_failover.ko.xz kernel/net/core/failover.ko.xz
 kernel/drivers/char/hw_random/virtio-rng.ko.xz:
 kernel/drivers/block/virtio_blk.ko.xz:
+kernel/drivers/scsi/scsi_mod.ko.xz:
+kernel/drivers/scsi/virtio_scsi.ko.xz: kernel/drivers/scsi/scsi_mod.ko.xz
+kernel/drivers/scsi/sd_mod.ko.xz: kernel/drivers/scsi/scsi_mod.ko.xz
 kernel/drivers/virtio/virtio_balloon.ko.xz:
 """
 BUILTIN = "\n".join(
@@ -48,7 +51,7 @@ def test_needs_come_first_and_builtin_ones_not_at_all(tmp_path: Path) -> None:
     found = initrd.order(folder / "modules.dep", folder / "modules.builtin", initrd.MODULES)
     names = [initrd.module_name(path) for path in found]
     assert names == [
-        "virtio_blk", "failover", "net_failover", "virtio_net", "virtio_rng", "virtio_balloon",
+        "virtio_blk", "scsi_mod", "virtio_scsi", "sd_mod", "failover", "net_failover", "virtio_net", "virtio_rng", "virtio_balloon",
     ]  # fmt: skip
 
 

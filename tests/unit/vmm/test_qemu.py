@@ -10,12 +10,16 @@ from pathlib import Path
 import pytest
 
 from torpor.errors import HostNotReady, InvalidRequest
-from torpor.vmm.base import Disk, MachineSpec
+from torpor.vmm.base import Disk, MachineSpec, VolumeDisk
 from torpor.vmm.qemu import command, host
 from torpor.vmm.qemu.confine import check_passable
 
 
-def _argv(network: str = "user", layers: tuple[Path, ...] = (Path("/t/disk.raw"),)) -> list[str]:
+def _argv(
+    network: str = "user",
+    layers: tuple[Path, ...] = (Path("/t/disk.raw"),),
+    volumes: tuple[VolumeDisk, ...] = (),
+) -> list[str]:
     spec = MachineSpec(
         vcpus=2,
         ram_mib=768,
@@ -24,6 +28,7 @@ def _argv(network: str = "user", layers: tuple[Path, ...] = (Path("/t/disk.raw")
         initrd=Path("/t/initrd"),
         cmdline="console=ttyS0",
         disk=Disk(layers, Path("/s/disk.qcow2")),
+        volumes=volumes,
     )
     return command.build(
         Path("/usr/bin/qemu"), "tcg", "sbx_1", spec, command.Wiring(7, 8, "console.log", "ram")
@@ -46,6 +51,28 @@ def test_every_layer_is_read_only_and_has_an_explicit_backing() -> None:
         "what becomes a layer is opened anew for reading"
     )
     assert [n["file"]["read-only"] for n in nodes] == [True, True, False]
+
+
+def test_a_volume_is_a_disk_on_a_controller_that_every_machine_has() -> None:
+    controllers = [d for d in _options(_argv(), "-device") if d.startswith("virtio-scsi")]
+    assert controllers == ["virtio-scsi-pci,id=volumes"]
+    for active in (Path("/l/2.qcow2"), None):
+        disk = VolumeDisk(
+            slot=3, serial="s", layers=(Path("/l/0.qcow2"), Path("/l/1.qcow2")), active=active
+        )
+        argv = _argv(volumes=(disk,))
+        (device,) = [json.loads(d) for d in _options(argv, "-device") if d.startswith("{")]
+        newest = "v3-1" if active is None else "v3-2"
+        assert (device["scsi-id"], device["drive"], device["serial"]) == (3, newest, "s")
+        node = json.loads(_options(argv, "-blockdev")[-1])
+        assert node == command.volume_chain(disk)
+        chain = []
+        while node is not None:
+            chain.append((node["node-name"], node["read-only"], node["file"]["read-only"]))
+            assert node["file"]["locking"] == "on"
+            node = node["backing"]
+        writable = [] if active is None else [("v3-2", False, False)]
+        assert chain == [*writable, ("v3-1", True, True), ("v3-0", True, True)]
 
 
 def test_network_none_reaches_nothing_and_changes_no_device() -> None:

@@ -48,6 +48,7 @@ async def rollback_sandbox(sandbox_id: str, body: RollbackRequest, engine: Engin
         SnapshotId(body.snapshot_id),
         memory=body.memory,
         agent_memory=body.agent_memory,
+        volumes=body.volumes,
     )
     return Reply(SandboxWire.of(info))
 

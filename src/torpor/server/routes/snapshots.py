@@ -38,6 +38,7 @@ async def take_snapshot(
         consistency=wish.consistency,
         metadata=wish.metadata or {},
         quiesce=wish.spec(),
+        volumes=wish.volumes,
     )
     return Reply(SnapshotWire.of(info), 201)
 

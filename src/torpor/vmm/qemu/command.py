@@ -1,4 +1,7 @@
-"""The QEMU command line, made from a `MachineSpec` and nothing else."""
+"""The QEMU command line, made from a `MachineSpec` and nothing else.
+
+A device that is added or taken away here makes another machine: raise `host.MACHINE` with it.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from torpor.vmm.base import Disk, MachineSpec
+from torpor.vmm.base import Disk, MachineSpec, VolumeDisk
 from torpor.vmm.qemu.host import Accel
 
 AGENT_PORT = "torpor.agent0"
 """Name of the virtio-serial port that the guest agent opens."""
 
 DISK_ID = "disk0"
+
+_VOLUMES_BUS = "volumes"
 
 _INCOMING = ("-S", "-global", "migration.send-configuration=off", "-incoming", "defer")
 """The saved state is that of `xen-save-devices-state`: devices only, no configuration section, no RAM."""
@@ -77,6 +82,10 @@ def build(binary: Path, accel: Accel, name: str, spec: MachineSpec, wiring: Wiri
         *_blockdevs(spec.disk),
         "-device",
         f"virtio-blk-pci,drive={node_name(spec.disk.active)},id={DISK_ID}",
+        # every machine has it from its template's boot on, so that a volume is plugged into it without a PCI hot-plug
+        "-device",
+        f"virtio-scsi-pci,id={_VOLUMES_BUS}",
+        *_volumes(spec.volumes),
         "-device",
         "virtio-rng-pci",
         *_network(spec.network),
@@ -106,6 +115,64 @@ def node_name(path: Path) -> str:
 def overlay_node(path: Path) -> dict[str, object]:
     """Return the QMP arguments that add an empty overlay whose backing a snapshot will set."""
     return _node(node_name(path), path, writable=True) | {"backing": None}
+
+
+def volume_device(slot: int) -> str:
+    """Return the id of the device in a machine's place for volumes."""
+    return f"vol{slot}"
+
+
+def volume_node(slot: int, path: Path) -> str:
+    """Return the name of the block node for a volume's file; two volumes may share layers, so the slot is in it."""
+    return f"v{slot}-{path.stem}"
+
+
+def volume_chain(disk: VolumeDisk) -> dict[str, object]:
+    """Return the QMP arguments that add a volume's newest node with all below it."""
+    files = (*disk.layers, *(() if disk.active is None else (disk.active,)))
+    below: dict[str, object] | None = None
+    for path in files:
+        below = _volume_file(disk.slot, path, writable=path == disk.active) | {"backing": below}
+    assert below is not None, "a volume has at least one layer"
+    return below
+
+
+def volume_overlay(slot: int, path: Path) -> dict[str, object]:
+    """Return the QMP arguments that add an empty overlay of a volume; see `overlay_node`."""
+    return _volume_file(slot, path, writable=True) | {"backing": None}
+
+
+def volume_disk(disk: VolumeDisk) -> dict[str, object]:
+    """Return the QMP arguments that plug in a volume whose nodes are there."""
+    newest = disk.layers[-1] if disk.active is None else disk.active
+    return {
+        "driver": "scsi-hd",
+        "bus": f"{_VOLUMES_BUS}.0",
+        "scsi-id": disk.slot,
+        "lun": 0,
+        "drive": volume_node(disk.slot, newest),
+        "id": volume_device(disk.slot),
+        "serial": disk.serial,
+        "device_id": disk.serial,
+    }
+
+
+def _volume_file(slot: int, path: Path, *, writable: bool) -> dict[str, object]:
+    node = _node(volume_node(slot, path), path, writable=writable)
+    file = node["file"]
+    assert isinstance(file, dict)
+    file["locking"] = (
+        "on"  # two writers of one file are refused by the kernel, whatever went wrong above
+    )
+    return node
+
+
+def _volumes(disks: Sequence[VolumeDisk]) -> list[str]:
+    options: list[str] = []
+    for disk in disks:
+        options += ["-blockdev", json.dumps(volume_chain(disk))]
+        options += ["-device", json.dumps(volume_disk(disk))]
+    return options
 
 
 def _blockdevs(disk: Disk) -> list[str]:

@@ -23,7 +23,7 @@ from torpor.base.proc import ProcessId
 from torpor.errors import DataDamaged, InsufficientResources, NotFound, TorporError, VmmFailed
 from torpor.layers.space import full_disk_told
 from torpor.vmm.base import HostSupport, MachineSpec, SavedMachine
-from torpor.vmm.qemu import command, confine, host, merge
+from torpor.vmm.qemu import command, confine, format, host, merge
 from torpor.vmm.qemu.machine import QemuMachine, agent_socket, give_to_vmm, qmp_socket
 from torpor.vmm.qemu.overlay import Overlays
 
@@ -52,6 +52,14 @@ class QemuDriver:
     async def create_overlay(self, path: Path, size_bytes: int) -> None:
         """Make an empty qcow2 at `path`, without a backing file's name in it."""
         await self._empty.create((await self._found()).qemu_img, path, size_bytes)
+
+    async def format_volume(self, path: Path, size_bytes: int) -> None:
+        """Make a layer at `path` with an empty ext4 file system."""
+        await format.format_volume((await self._found()).qemu_img, path, size_bytes)
+
+    async def resize_overlay(self, path: Path, size_bytes: int) -> None:
+        """Make an overlay larger that no machine has."""
+        await format.resize_overlay((await self._found()).qemu_img, path, size_bytes)
 
     async def merge_disk(self, below: Sequence[Path], layers: Sequence[Path], out: Path) -> None:
         """Write to `out` one layer that over `below` is the same disk as `layers`."""
@@ -173,7 +181,9 @@ def _prepare(folder: Path, spec: MachineSpec) -> confine.User | None:
         if existing.st_uid != 0:  # a second start keeps the user of the first
             user = confine.User(existing.st_uid, existing.st_gid, user.groups)
         os.chown(inner, user.uid, user.gid)
-    give_to_vmm(folder, spec.disk.active)
+    for written in (spec.disk.active, *(disk.active for disk in spec.volumes)):
+        if written is not None:
+            give_to_vmm(folder, written)
     return user
 
 

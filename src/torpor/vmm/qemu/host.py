@@ -23,6 +23,9 @@ from torpor.vmm.base import HostSupport
 MINIMUM = (8, 2)
 """First release with all that restore needs: `rom=off`, and file migration as a plain file."""
 
+MACHINE = 2
+"""Which machine `command.build` makes: RAM that was saved in another cannot go on. 2: the volumes' controller."""
+
 _BINARY = "qemu-system-x86_64"
 _INSTALL = (
     "sudo apt-get install qemu-system-x86 qemu-utils  (Debian 12: with -t bookworm-backports)"
@@ -79,7 +82,7 @@ async def probe() -> HostSupport:
     except TorporError as exc:
         return HostSupport("qemu", False, None, None, None, exc.message, exc.hint)
     cpu = await asyncio.to_thread(cpu_identity, host.accel)
-    return HostSupport("qemu", True, host.version, host.accel, cpu, host.reason)
+    return HostSupport("qemu", True, host.version, host.accel, cpu, host.reason, machine=MACHINE)
 
 
 def choose_accel(

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,10 @@ from torpor.base.units import MIB
 from torpor.errors import InsufficientResources, VmmFailed
 from torpor.layers.ram import PAGE, RamLayer, RamLayerWriter
 from torpor.layers.space import full_disk_told
-from torpor.vmm.base import VmmStatus
+from torpor.vmm.base import VmmStatus, VolumeDisk
 from torpor.vmm.qemu import command, physical
 from torpor.vmm.qemu.memory import capture, changed_pages
+from torpor.vmm.qemu.volumes import QemuVolumes
 
 _DEVICES_ROOM = 4 * MIB
 """The devices of a machine take 0.2 MB; with less than this free, a failure to save them is a full disk."""
@@ -42,6 +44,7 @@ class QemuMachine:
         self._ram_bytes = ram_bytes
         self._qmp = qmp
         self._turn = asyncio.Lock()
+        self._volumes = QemuVolumes(self)
 
     @classmethod
     async def attach(
@@ -177,6 +180,29 @@ class QemuMachine:
             f"QEMU (process {self._process.pid}) has no root disk", pid=self._process.pid
         )
 
+    async def attach_volume(self, disk: VolumeDisk) -> None:
+        """Plug a volume in."""
+        if disk.active is not None:
+            await asyncio.to_thread(give_to_vmm, self._folder, disk.active)
+        await self._volumes.attach(disk)
+
+    async def detach_volume(self, slot: int) -> None:
+        """Take a volume out; no file of it is open afterwards."""
+        await self._volumes.detach(slot)
+
+    async def switch_volume(self, slot: int, overlay: Path) -> None:
+        """Send all further writes to a volume to `overlay`."""
+        await asyncio.to_thread(give_to_vmm, self._folder, overlay)
+        await self._volumes.switch(slot, overlay)
+
+    async def resize_volume(self, slot: int, size_bytes: int) -> None:
+        """Make a volume's disk larger."""
+        await self._volumes.resize(slot, size_bytes)
+
+    async def volumes(self) -> Mapping[int, str]:
+        """Return each volume's slot and the name of its newest file."""
+        return await self._volumes.newest()
+
     async def kill(self) -> None:
         """End QEMU at once; returns when it is gone."""
         await self._process.kill(within_s=15.0)
@@ -221,6 +247,14 @@ class QemuMachine:
         if self._qmp.runstate is not Runstate.IDLE:
             with contextlib.suppress(QMPError, OSError, EOFError, TimeoutError):
                 await finish(self._qmp.disconnect(), within_s=5.0)
+
+    async def execute(self, name: str, *, timeout_s: float, **arguments: Any) -> object:
+        """Run one QMP command. Raises `VmmFailed`."""
+        return await self._execute(name, timeout_s=timeout_s, **arguments)
+
+    def events(self, *names: str) -> AbstractContextManager[Any]:
+        """Enter with QEMU's events of these names."""
+        return self._qmp.listener(names)
 
     async def _execute(self, name: str, *, timeout_s: float, **arguments: Any) -> object:
         """Run one QMP command; a control connection that was cut is made anew once."""

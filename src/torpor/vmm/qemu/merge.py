@@ -32,7 +32,8 @@ _NAME_MOST = 1000
 async def merge(qemu_img: Path, below: Sequence[Path], layers: Sequence[Path], out: Path) -> None:
     """Write to `out` (new) one layer that over `below` is the same disk as `layers` are, the oldest first each.
 
-    Runs at the lowest priority; cancellation ends it. On any failure `out` is gone. `below` and `layers` are not
+    With nothing below, the first of `layers` is the disk's first. Runs at the lowest priority; cancellation ends it. On
+    any failure `out` is gone. `below` and `layers` are not
     opened for writing. Not fsynced.
 
     Raises:
@@ -40,6 +41,9 @@ async def merge(qemu_img: Path, below: Sequence[Path], layers: Sequence[Path], o
         InsufficientResources: the disk is full.
         VmmFailed: it cannot be done, or the disk would not be the same.
     """
+    if not below:  # a volume's chain, which begins with its own first layer
+        await _whole(qemu_img, layers, out)
+        return
     name = _short_name(below, out.parent)
     if len(name) > _NAME_MOST:
         raise VmmFailed(f"the chain of {len(below)} layers below {out} is too long to be named")
@@ -52,6 +56,19 @@ async def merge(qemu_img: Path, below: Sequence[Path], layers: Sequence[Path], o
         await _img(qemu_img, "rebase", "-u", "-b", "", str(out))  # takes the name out again
         await asyncio.to_thread(check_plain, out)
         await _compare(qemu_img, (*below, *layers), (*below, out))
+    except BaseException:
+        await asyncio.to_thread(out.unlink, missing_ok=True)
+        raise
+
+
+async def _whole(qemu_img: Path, layers: Sequence[Path], out: Path) -> None:
+    """Write all that `layers` hold, which lie over nothing, to `out`."""
+    try:
+        await finish(asyncio.to_thread(_begin, layers, out), within_s=60.0)
+        words = ("convert", "-O", "qcow2", f"json:{json.dumps(_chain(layers))}", str(out))
+        await _img(qemu_img, *words)
+        await asyncio.to_thread(check_plain, out)
+        await _compare(qemu_img, layers, (out,))
     except BaseException:
         await asyncio.to_thread(out.unlink, missing_ok=True)
         raise

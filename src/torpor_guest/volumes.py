@@ -1,0 +1,307 @@
+"""Volumes in the guest: a disk that the host plugged in, found, mounted at a path, made larger, and let go.
+
+A file system is never made here. What cannot be mounted is an error with a hint, and stays as it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import re
+import struct
+from pathlib import Path
+from typing import Any
+
+from torpor_guest import errors
+from torpor_guest.busy import holders
+from torpor_guest.errors import AgentError
+from torpor_guest.kernel import Kernel
+from torpor_guest.mounts import Volume, volumes
+from torpor_guest.paths import checked
+from torpor_guest.programs import Programs
+from torpor_guest.stream import Stream
+from torpor_guest.threads import in_own_thread
+from torpor_guest.uevents import uevents
+from torpor_guest.users import Image, find_user
+
+_APPEAR_S = 30.0
+_LOOK_S = 1.0
+"""A device is waited for by the kernel's news; this often it is looked for without."""
+_PROGRAM_S = 3600.0
+_SERIAL = re.compile(r"[0-9A-Za-z_-]{1,20}")
+_SLOTS = range(1, 17)
+_RESERVED = ("/", "/proc", "/sys", "/dev", "/run/torpor", "/var/lib/torpor", "/etc/torpor", "/boot")
+_CORRECTED = (0, 1, 2)
+"""How e2fsck ends when the file system is good now."""
+
+
+class VolumeMethods:
+    """What the host asks about volumes."""
+
+    def __init__(self, kernel: Kernel, programs: Programs, image: Image) -> None:
+        self._kernel = kernel
+        self._programs = programs
+        self._image = image
+        self._lock = asyncio.Lock()
+
+    async def mount(self, stream: Stream, params: dict[str, Any]) -> dict[str, Any]:
+        """Mount the disk in a place for volumes at a path; answer its sizes. Idempotent."""
+        path, slot = _path(params), _slot(params)
+        read_only = params.get("read_only") is True
+        async with self._lock:
+            device = await self._device(slot, _serial(params))
+            there = self._mounted(path)
+            if there is not None and there.device != self._number(device):
+                raise AgentError(errors.CONFLICT, f"something else is mounted at {path}", path=path)
+            if there is None:
+                if params.get("repair") is True:
+                    await self._repair(device)
+                await in_own_thread(self._mount, device, path, read_only)
+            if not read_only:
+                await self._fill(device, path)
+            return self._sizes(path)
+
+    async def unmount(self, stream: Stream, params: dict[str, Any]) -> dict[str, Any]:
+        """Unmount a path and let go of the disk below it; answer the sizes until then. Idempotent."""
+        path, slot = _path(params), _slot(params)
+        async with self._lock:
+            there = self._mounted(path)
+            sizes = self._sizes(path) if there is not None else {}
+            if there is not None:
+                await in_own_thread(self._unmount, path, there)
+            await in_own_thread(self._let_go, slot)
+            return {"was_mounted": there is not None, **sizes}
+
+    async def grow(self, stream: Stream, params: dict[str, Any]) -> dict[str, Any]:
+        """Make the file system at a path as large as its disk is now; answer its sizes."""
+        path, slot = _path(params), _slot(params)
+        async with self._lock:
+            self._need(path)
+            device = await self._device(slot, _serial(params))
+            rescan = self._kernel.path(f"/sys/block/{device.name}/device/rescan")
+            await in_own_thread(_write, rescan, "1")
+            await self._resize(device)
+            return self._sizes(path)
+
+    async def usage(self, stream: Stream, params: dict[str, Any]) -> dict[str, Any]:
+        """Answer the sizes of the file system at a path."""
+        path = _path(params)
+        self._need(path)
+        return self._sizes(path)
+
+    # ---- inside ----
+
+    async def _device(self, slot: int, serial: str) -> Path:
+        """Return the device file of a place; waits until the kernel has it."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + _APPEAR_S
+        with uevents() as news:
+            while True:
+                found = self._find(slot)
+                if found is not None:
+                    has = self._serial_of(found)
+                    if has != serial:
+                        raise AgentError(
+                            errors.FAILED, f"the disk in place {slot} is {has!r}, not {serial!r}"
+                        )
+                    return found
+                if loop.time() >= end:
+                    raise AgentError(
+                        errors.FAILED,
+                        f"no disk came in place {slot} within {_APPEAR_S:g} s",
+                        hint=self._hint(),
+                    )
+                self._scan(slot)
+                await news.next(_LOOK_S)
+
+    def _find(self, slot: int) -> Path | None:
+        scsi = self._kernel.path("/sys/bus/scsi/devices")
+        for block in sorted(scsi.glob(f"*:0:{slot}:0/block/*")):
+            node = self._kernel.path("/dev") / block.name
+            if node.exists():
+                return node
+        return None
+
+    def _serial_of(self, device: Path) -> str:
+        page = self._kernel.path(f"/sys/block/{device.name}/device/vpd_pg80")
+        try:
+            return page.read_bytes()[4:].rstrip(b"\0 ").decode("ascii", "replace")
+        except OSError as exc:
+            raise errors.from_os(exc, f"read the serial of {device}") from exc
+
+    def _number(self, device: Path) -> tuple[int, int]:
+        text = self._kernel.path(f"/sys/block/{device.name}/dev").read_text()
+        major, _, minor = text.strip().partition(":")
+        return int(major), int(minor)
+
+    def _scan(self, slot: int) -> None:
+        """Ask the controller what is in a place: its own news of it may have been lost."""
+        hosts = sorted(self._kernel.path("/sys/class/scsi_host").glob("host*/scan"))
+        for scan in hosts:
+            try:
+                _write(scan, f"0 {slot} 0")
+            except OSError:
+                continue
+
+    def _hint(self) -> str:
+        if not self._kernel.path("/sys/class/scsi_host").is_dir():
+            return "its kernel has no driver for the controller; build its template anew"
+        return "look at the machine's kernel log: dmesg"
+
+    def _mounted(self, path: str) -> Volume | None:
+        """Return the file system that is mounted at a path."""
+        for found in volumes(self._kernel.mounts()):
+            if path in found.places:
+                return found
+        return None
+
+    def _need(self, path: str) -> None:
+        if self._mounted(path) is None:
+            raise AgentError(errors.NOT_FOUND, f"no volume is mounted at {path}", path=path)
+
+    def _mount(self, device: Path, path: str, read_only: bool) -> None:
+        place = self._kernel.path(path)
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+        except OSError as exc:
+            raise errors.from_os(exc, f"make the folder {path}") from exc
+        if place.is_symlink():
+            raise AgentError(errors.INVALID, f"{path} is a symlink; a folder is wanted")
+        try:
+            self._kernel.mount(device, place, read_only=read_only)
+        except OSError as exc:
+            raise AgentError(
+                errors.CONFLICT if exc.errno == errno.EBUSY else errors.FAILED,
+                f"the volume cannot be mounted at {path}: {exc.strerror or exc}",
+                hint=_mount_hint(exc),
+                path=path,
+                errno=errors.name_of(exc),
+            ) from exc
+
+    def _unmount(self, path: str, there: Volume) -> None:
+        place = self._kernel.path(path)
+        try:
+            self._kernel.unmount(place)
+        except OSError as exc:
+            if exc.errno == errno.EBUSY:
+                raise self._busy(path, there) from exc
+            raise errors.from_os(exc, f"unmount {path}") from exc
+        if self._kernel.is_claimed(there.device):
+            # still mounted in another namespace: taking the disk away would break what is in there
+            node = _node(self._kernel, there)
+            self._kernel.mount(node, place, read_only=not there.is_writable)
+            raise self._busy(path, there)
+
+    def _busy(self, path: str, there: Volume) -> AgentError:
+        who = holders(there.device, self._kernel.path("/proc"))
+        return AgentError(
+            errors.CONFLICT,
+            f"{path} is in use by {', '.join(who) or 'another mount namespace'}",
+            hint="end these processes, or let them leave the folder",
+            path=path,
+            holders=", ".join(who),
+        )
+
+    def _let_go(self, slot: int) -> None:
+        """Have the kernel forget the disk before the host takes it away."""
+        found = self._find(slot)
+        if found is None:
+            return
+        try:
+            _write(self._kernel.path(f"/sys/block/{found.name}/device/delete"), "1")
+        except OSError as exc:
+            if exc.errno not in (errno.ENOENT, errno.ENODEV):
+                raise errors.from_os(exc, f"let go of {found}") from exc
+
+    async def _repair(self, device: Path) -> None:
+        status, output = await self._programs.run(
+            ["e2fsck", "-f", "-y", str(device)], timeout_s=_PROGRAM_S
+        )
+        if status not in _CORRECTED:
+            raise AgentError(errors.FAILED, f"e2fsck ends with {status}: {output[-500:].strip()}")
+
+    async def _fill(self, device: Path, path: str) -> None:
+        """Use all of a disk that was made larger while it was away, and give a new one to the default user."""
+        place = self._kernel.path(path)
+        sectors = self._kernel.path(f"/sys/block/{device.name}/size").read_text()
+        blocks, block_bytes = await in_own_thread(_blocks_of, device)
+        if (blocks + 1) * block_bytes <= int(sectors) * 512:
+            await self._resize(device)
+        if self._image.default_user is not None:
+            user = find_user(self._image.default_user)
+            await in_own_thread(_give_new, place, user.uid, user.gid)
+
+    async def _resize(self, device: Path) -> None:
+        status, output = await self._programs.run(["resize2fs", str(device)], timeout_s=_PROGRAM_S)
+        if status != 0:
+            raise AgentError(errors.FAILED, f"resize2fs: {output[-500:].strip()}")
+
+    def _sizes(self, path: str) -> dict[str, Any]:
+        try:
+            found = os.statvfs(self._kernel.path(path))
+        except OSError as exc:
+            raise errors.from_os(exc, path) from exc
+        return {
+            "total_bytes": found.f_blocks * found.f_frsize,
+            "used_bytes": (found.f_blocks - found.f_bfree) * found.f_frsize,
+        }
+
+
+def _mount_hint(exc: OSError) -> str:
+    if exc.errno == errno.EROFS:
+        return "its journal is to be replayed: attach it read-write once"
+    if exc.errno == errno.EBUSY:
+        return "something is mounted there already"
+    return "let it be checked: attach it with repair (torpor volume attach … --repair); a clone first is safer"
+
+
+def _blocks_of(device: Path) -> tuple[int, int]:
+    """Return how many blocks the ext4 file system on a device has, and their size, as its superblock says."""
+    with device.open("rb", buffering=0) as file:
+        file.seek(1024)
+        block = file.read(1024)
+    low, log_size = struct.unpack_from("<I", block, 4)[0], struct.unpack_from("<I", block, 24)[0]
+    is_64bit = struct.unpack_from("<I", block, 96)[0] & 0x80
+    high = struct.unpack_from("<I", block, 336)[0] if is_64bit else 0
+    return (high << 32) + low, 1024 << min(log_size, 6)
+
+
+def _give_new(place: Path, uid: int, gid: int) -> None:
+    """Let a user own the root of a file system that nobody has used yet."""
+    found = place.stat()
+    if uid and found.st_uid == 0 and {entry.name for entry in place.iterdir()} <= {"lost+found"}:
+        os.chown(place, uid, gid)
+
+
+def _node(kernel: Kernel, there: Volume) -> Path:
+    link = kernel.path(f"/sys/dev/block/{there.device[0]}:{there.device[1]}")
+    return kernel.path("/dev") / os.path.basename(os.readlink(link))
+
+
+def _write(path: Path, text: str) -> None:
+    with path.open("w") as file:
+        file.write(text)
+
+
+def _path(params: dict[str, Any]) -> str:
+    path = checked(params)
+    if os.path.normpath(path) != path or path.startswith("//"):
+        raise AgentError(errors.INVALID, f"{path!r} is not a plain path")
+    if path in _RESERVED or path.startswith(("/proc/", "/sys/", "/dev/")):
+        raise AgentError(errors.INVALID, f"nothing can be mounted at {path}")
+    return path
+
+
+def _slot(params: dict[str, Any]) -> int:
+    slot = params.get("slot")
+    if not isinstance(slot, int) or slot not in _SLOTS:
+        raise AgentError(errors.INVALID, f"{slot!r} is no place for a volume")
+    return slot
+
+
+def _serial(params: dict[str, Any]) -> str:
+    serial = params.get("serial")
+    if not isinstance(serial, str) or not _SERIAL.fullmatch(serial):
+        raise AgentError(errors.INVALID, f"{str(serial)[:40]!r} is no serial")
+    return serial
