@@ -13,9 +13,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -24,14 +24,8 @@ from typing_extensions import override
 
 from tests.fakes.driver import FakeAgent, FakeDriver, FakeVmm
 from tests.unit.sandboxes.world import FakeTemplates
-from torpor.base.clock import SystemClock
 from torpor.base.home import Home
-from torpor.db.database import Database
-from torpor.db.protections import ProtectionRows
-from torpor.db.sandboxes import SandboxRows
 from torpor.errors import NotFound
-from torpor.layers.store import LayerStore
-from torpor.memory.service import MemoryService
 from torpor.model import (
     ExecEnded,
     ExecEvent,
@@ -39,11 +33,8 @@ from torpor.model import (
     ExecInfo,
     ExecSpec,
     ExecStarted,
-    GuestInfo,
 )
 from torpor.sandboxes import engine as engines
-from torpor.sandboxes.parts import Parts
-from torpor.sandboxes.protect import Protections
 from torpor.vmm.base import MachineSpec
 
 
@@ -78,19 +69,11 @@ class PaperGuest(FakeAgent):
         super().__init__()
         self._home = home
         self._folder = folder
+        pid = str(self._noted().get("pid"))  # another process is another boot
+        self.info = replace(self.info, boot_id=pid)
 
     def _noted(self) -> dict[str, Any]:
         return FakeDriver.noted(self._folder)
-
-    @property
-    def info(self) -> GuestInfo:
-        return GuestInfo(
-            agent_version="paper",
-            protocol_version=1,
-            capabilities=frozenset(),
-            boot_id=str(self._noted()["pid"]),
-            agent_pid=1,
-        )
 
     async def ping(self, *, timeout_s: float = 5.0) -> None:
         self.calls.append("ping")
@@ -178,36 +161,26 @@ class PaperGuest(FakeAgent):
         return self._exec(exec_id)
 
 
-def open_paper_engine(home: Home) -> engines.Engine:
-    """Return an engine of paper machines, as `open_engine` does of real ones."""
-    home.prepare()
-    database = Database.open(home.database)
+async def connect(socket_path: Path, *, epoch: int, timeout_s: float) -> PaperGuest:
+    """Return the guest in the folder of a machine's socket."""
+    folder = socket_path.parent.parent
+    return PaperGuest(Home(folder.parent.parent), folder)
 
-    async def connect(socket_path: Path, *, epoch: int, timeout_s: float) -> PaperGuest:
-        return PaperGuest(home, socket_path.parent.parent)
 
-    def report(name: str, exc: BaseException) -> None:
-        print(f"{name}: {exc!r}", flush=True)
-
-    return engines.Engine(
-        Parts(
-            memory=MemoryService(home.memory),
-            home=home,
-            rows=SandboxRows(database),
-            layers=LayerStore(home),
-            driver=PaperDriver(),
-            templates=FakeTemplates(home.templates),  # type: ignore[arg-type]
-            connect_guest=connect,  # type: ignore[arg-type]
-            clock=SystemClock(),
-            protections=Protections(ProtectionRows(database)),
-            report=report,
-        )
-    )
+def use_paper() -> None:
+    """Let the engine be made with paper machines; all else is as ever."""
+    parts: dict[str, Any] = {
+        "QemuDriver": PaperDriver,
+        "connect": connect,
+        "TemplateStore": lambda home, _booter: FakeTemplates(home.templates),
+    }
+    for name, part in parts.items():
+        assert hasattr(engines, name)
+        setattr(engines, name, part)
 
 
 if __name__ == "__main__":
-    engines.open_engine = open_paper_engine
-    os.environ.pop("TORPOR_TEST_HOME", None)
+    use_paper()
     from torpor.server.daemon import main
 
     main()
