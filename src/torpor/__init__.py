@@ -15,10 +15,12 @@ if TYPE_CHECKING:
     from torpor.sdk.client import Client
     from torpor.sdk.daemon_memory import AsyncDaemonMemory
     from torpor.sdk.events import AsyncEvents, Events
+    from torpor.sdk.inventories import AsyncProfiles
     from torpor.sdk.sandbox import AsyncSandbox
     from torpor.sdk.snapshots import AsyncSnapshot
     from torpor.sdk.sync_changes import Change
     from torpor.sdk.sync_memory import DaemonMemory
+    from torpor.sdk.sync_profiles import Profiles
     from torpor.sdk.sync_sandbox import Sandbox
     from torpor.sdk.sync_snapshots import Snapshot
     from torpor.sdk.sync_templates import Templates
@@ -33,6 +35,7 @@ __all__ = [
     "AsyncChange",
     "AsyncDaemonMemory",
     "AsyncEvents",
+    "AsyncProfiles",
     "AsyncSandbox",
     "AsyncSnapshot",
     "AsyncTemplates",
@@ -43,6 +46,7 @@ __all__ = [
     "DaemonMemory",
     "Events",
     "Memory",
+    "Profiles",
     "Sandbox",
     "Snapshot",
     "Templates",
@@ -57,6 +61,7 @@ _HOMES = {
     "AsyncEvents": "torpor.sdk.events",
     "Events": "torpor.sdk.events",
     "AsyncDaemonMemory": "torpor.sdk.daemon_memory",
+    "AsyncProfiles": "torpor.sdk.inventories",
     "AsyncSandbox": "torpor.sdk.sandbox",
     "AsyncSnapshot": "torpor.sdk.snapshots",
     "AsyncTemplates": "torpor.sdk.templates",
@@ -66,6 +71,7 @@ _HOMES = {
     "Client": "torpor.sdk.client",
     "DaemonMemory": "torpor.sdk.sync_memory",
     "Memory": "torpor.memory",
+    "Profiles": "torpor.sdk.sync_profiles",
     "Sandbox": "torpor.sdk.sync_sandbox",
     "Snapshot": "torpor.sdk.sync_snapshots",
     "Templates": "torpor.sdk.sync_templates",

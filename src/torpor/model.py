@@ -200,6 +200,8 @@ class SnapshotInfo:
     """That of its sandbox; a template's own snapshot may be used from all."""
     watermark: Watermark | None = None
     """Where the memory of its agent stood; None: a template's, which has no agent."""
+    inventory: str = "not taken: by an earlier version"
+    """`taken`, `incomplete: why` or `not taken: why`: whether there is an inventory of what the machine held."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,7 +31,7 @@ NOTES_MOST = 200
 _NAME_MOST = 1024
 _TEXT_MOST = 512
 _FIELDS_MOST = 64
-_FIELD = re.compile(r"[A-Za-z0-9_.:/@ +-]{1,128}")
+_FIELD = re.compile(r"[^\x00-\x1f\x7f]{1,128}")
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 _KEY_ID = re.compile(r"[0-9a-f]{16}")
 

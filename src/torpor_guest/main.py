@@ -17,6 +17,7 @@ from torpor_guest.cgroups import Cgroups
 from torpor_guest.execs import Execs
 from torpor_guest.freezer import Freezer
 from torpor_guest.gate import DISK, HeldLog
+from torpor_guest.inventories import InventoryMethods
 from torpor_guest.kernel import Kernel
 from torpor_guest.launcher import Launcher
 from torpor_guest.methods import table
@@ -108,6 +109,7 @@ async def _run(args: Options, kernel: Kernel) -> int:
             execs,
             System(programs, kernel, args.proc_sys),
             SnapshotMethods(freezer, Renewals(kernel, freezer, programs, quiesce), quiesce),
+            InventoryMethods(launcher, args.state_dir, str(kernel.root).rstrip("/")),
             VolumeMethods(kernel, programs, image),
         )
     )

@@ -9,6 +9,7 @@ from torpor_guest import archive, content, files, proctree
 from torpor_guest.execs import Execs
 from torpor_guest.follow import follow
 from torpor_guest.gate import DISK
+from torpor_guest.inventories import InventoryMethods
 from torpor_guest.paths import number
 from torpor_guest.session import Method
 from torpor_guest.snapshots import SnapshotMethods
@@ -19,7 +20,11 @@ from torpor_guest.volumes import VolumeMethods
 
 
 def table(
-    execs: Execs, system: System, snapshots: SnapshotMethods, volumes: VolumeMethods
+    execs: Execs,
+    system: System,
+    snapshots: SnapshotMethods,
+    inventories: InventoryMethods,
+    volumes: VolumeMethods,
 ) -> Mapping[str, Method]:
     """Return the methods by name."""
     commands = CommandMethods(execs)
@@ -59,6 +64,8 @@ def table(
         "quiesce": _after_thaw(snapshots.quiesce),
         "quiesce.confirm": snapshots.confirm,
         "quiesce.release": snapshots.release,
+        "inventory.detect": inventories.detect,
+        "inventory.take": _after_thaw(inventories.take),
     }
 
 

@@ -30,6 +30,7 @@ CAPABILITIES = (
     "system",
     "snapshots",
     "quiesce",
+    "inventory",
     "volumes",
 )
 

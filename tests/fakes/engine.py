@@ -20,6 +20,7 @@ from typing_extensions import override
 
 from tests.fakes.engine_exec import FakeExec
 from tests.fakes.engine_files import FakeFiles
+from tests.fakes.engine_inventory import FakeInventories
 from tests.fakes.engine_snapshots import FakeSnapshots, void
 from tests.fakes.engine_volumes import FakeVolumes
 from torpor.base.home import Home
@@ -87,10 +88,11 @@ def fake_template(name: str) -> TemplateInfo:
     )
 
 
-class FakeGuest:
+class FakeGuest(FakeInventories):
     """A guest in memory."""
 
     def __init__(self, env: dict[str, str]) -> None:
+        super().__init__()
         self.env = env
         self.execs: dict[ExecId, FakeExec] = {}
         self.files = FakeFiles()
@@ -110,6 +112,7 @@ class FakeGuest:
         fresh = FakeGuest(dict(self.env))
         fresh.marks = self.marks
         fresh.packages = None if self.packages is None else dict(self.packages)
+        fresh.held = {kind: dict(found) for kind, found in self.held.items()}
         return fresh
 
     def cut(self) -> FakeGuest:
@@ -577,7 +580,7 @@ class FakeEngine(FakeSnapshots):
         return self.log.follow(after)
 
 
-def open_engine(home: Home) -> FakeEngine:
+def open_engine(home: Home, **_: object) -> FakeEngine:
     """Stand in for `torpor.sandboxes.engine.open_engine`."""
     home.prepare()
     Database.open(home.database).close()

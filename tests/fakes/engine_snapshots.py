@@ -17,6 +17,7 @@ from torpor.errors import (
     GuestFailed,
     InsufficientResources,
     InvalidRequest,
+    NotFound,
     QuiesceFailed,
     SnapshotUnusable,
     TorporError,
@@ -36,6 +37,7 @@ from torpor.model import (
     SnapshotInfo,
     SnapshotReason,
 )
+from torpor.model_inventory import Inventory
 from torpor.model_memory import Policy
 from torpor.model_quiesce import HookResult, QuiesceReport, QuiesceSpec
 from torpor.model_volumes import VolumesMode
@@ -59,6 +61,7 @@ class FakeSnapshot:
     info: SnapshotInfo
     guest: FakeGuest
     layers: tuple[str, ...]
+    inventory: Inventory | None = None
 
 
 class FakeSnapshots:
@@ -165,6 +168,7 @@ class FakeSnapshots:
             size_bytes=LAYER_BYTES,
             pause_ms=12.5,
             metadata=dict(metadata or {}),
+            inventory="taken" if reason != "fork" else "not taken: a snapshot for a fork has none",
             quiesce=report,
             env_names=found.info.env_names,
             workspace=found.info.workspace,
@@ -175,7 +179,12 @@ class FakeSnapshots:
             info = replace(info, watermark=replace(mark, snapshot=info.id))
         layers = (*self.own_layers.get(sandbox_id, ()), new_id("lyr"))
         self.own_layers[sandbox_id] = layers
-        self.points[info.id] = FakeSnapshot(info, _copy(found.guest), layers)
+        self.points[info.id] = FakeSnapshot(
+            info,
+            _copy(found.guest),
+            layers,
+            found.guest.as_of_now() if reason != "fork" else None,
+        )
         self.log.snapshot(info, True)
         found.info = replace(found.info, parent_snapshot=info.id)
         return info
@@ -223,6 +232,12 @@ class FakeSnapshots:
             for layer in self._point(snapshot_id).layers
             if layer in self.damaged
         )
+
+    async def snapshot_inventory(self, snapshot_id: SnapshotId) -> Inventory:
+        point = self._point(snapshot_id)
+        if point.inventory is None:
+            raise NotFound(f"snapshot {snapshot_id} has no inventory: {point.info.inventory}")
+        return point.inventory
 
     async def layers(self) -> tuple[LayerUse, ...]:
         owners = {

@@ -41,6 +41,10 @@ COMMANDS: dict[str, Lazy] = {
     "layers": Lazy("torpor.cli.family", "layers", "Say what takes up the disk and what frees it."),
     "diff": Lazy("torpor.cli.diff", "diff", "Say which files and packages differ."),
     "check": Lazy("torpor.cli.checks", "app", "Say whether a sandbox is well, by a checks file."),
+    "inventory": Lazy(
+        "torpor.cli.inventory", "app", "Say what a machine holds, and what is not as it was."
+    ),
+    "profile": Lazy("torpor.cli.profiles", "app", "Show agent profiles, and which one fits."),
     "idle": Lazy("torpor.cli.moves", "idle", "Say when a sandbox is to hibernate by itself."),
     "rm": Lazy("torpor.cli.sandboxes", "rm", "End and remove sandboxes."),
     "logs": Lazy("torpor.cli.sandboxes", "logs", "Print a sandbox's console log."),

@@ -39,6 +39,9 @@ def diff(
 ) -> None:
     """Say which files and packages differ between two snapshots.
 
+    For what an agent is made of (skills, jobs, models), and without starting machines, see
+    `torpor inventory diff`.
+
     Both are restored as throw-away sandboxes without a network, their root file systems are walked and
     compared, and both are deleted again, also after Ctrl-C. This needs memory for two more machines. Their
     running programs go on meanwhile, so what those write by themselves shows too. What every restored machine

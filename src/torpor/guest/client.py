@@ -10,6 +10,7 @@ from typing_extensions import override
 from torpor.guest.channel import Channel
 from torpor.guest.execs import ExecCalls
 from torpor.guest.files import FileCalls
+from torpor.guest.inventories import InventoryCalls
 from torpor.guest.quiesce import QuiesceCalls
 from torpor.guest.snapshots import SnapshotCalls
 from torpor.guest.system import SystemCalls
@@ -19,7 +20,9 @@ from torpor.model import GuestInfo
 SILENCE_LIMIT_S: Final = 30.0
 
 
-class GuestClient(ExecCalls, FileCalls, QuiesceCalls, SnapshotCalls, SystemCalls, VolumeCalls):
+class GuestClient(
+    ExecCalls, FileCalls, InventoryCalls, QuiesceCalls, SnapshotCalls, SystemCalls, VolumeCalls
+):
     """A connected guest agent; `connect` makes it. See `torpor.guest.port.Guest`."""
 
     def __init__(self, channel: Channel, info: GuestInfo) -> None:

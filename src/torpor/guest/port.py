@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime
-from typing import Protocol
+from typing import Any, Protocol
 
+from torpor.guest.inventories import ProfileFit, TakenSections
 from torpor.guest.quiesce import Quiet
 from torpor.model import (
     ExecEvent,
@@ -241,6 +242,32 @@ class Guest(Protocol):
 
         Raises:
             GuestFailed: the kernel could not be reseeded or the identity not renewed. Do not hand it out.
+        """
+        ...
+
+    async def detect_profiles(
+        self, signs: Mapping[str, Mapping[str, Any]], *, deadline_seconds: float
+    ) -> ProfileFit:
+        """Return which agent profiles fit the machine, and the words of its own.
+
+        Args:
+            signs: by name: `homes` and `detect`, lists of patterns as in a profile.
+            deadline_seconds: how long the guest may look.
+
+        Raises:
+            HostNotReady: the agent in the machine is too old for inventories.
+        """
+        ...
+
+    async def inventory(self, plan: Mapping[str, Any], *, deadline_seconds: float) -> TakenSections:
+        """Return what the machine holds, as far as `plan` says where to look; see `recovery.inventory`.
+
+        What is not finished at the deadline is cut off and said to be. While file systems are frozen this
+        waits for the thaw.
+
+        Raises:
+            OperationTimeout: the guest did not end in time, though it was told to.
+            HostNotReady: the agent in the machine is too old for inventories.
         """
         ...
 

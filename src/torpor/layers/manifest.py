@@ -17,6 +17,7 @@ from typing import Any
 from torpor.base.fsio import read_json
 from torpor.base.plain import from_plain, to_plain
 from torpor.errors import DataDamaged
+from torpor.layers.inventories import UNKNOWN, InventoryRef, ref_from_json, ref_to_json
 from torpor.model import SnapshotInfo
 from torpor.model_memory import Watermark
 from torpor.model_quiesce import QuiesceReport, report_from_json, report_to_json
@@ -75,8 +76,8 @@ class Manifest:
     """CPUs and devices; the file lies beside the manifest."""
     epoch: int
     """The guest channel's epoch when it was taken; a machine that goes on from it is connected to with a higher one."""
-    inventory: Mapping[str, Any] | None = None
-    """What was installed and running; taken by later versions."""
+    inventory: InventoryRef = UNKNOWN
+    """What was installed and running; the file lies beside the manifest."""
     volumes: tuple[VolumePoint, ...] = ()
 
     @property
@@ -98,6 +99,7 @@ def to_json(manifest: Manifest) -> dict[str, object]:
     info["volumes"] = dict(manifest.info.volumes)
     info["env_names"] = list(manifest.info.env_names)
     info["watermark"] = to_plain(manifest.info.watermark)
+    del info["inventory"]  # it is said once, with its digest
     if (report := info.pop("quiesce")) is not None:  # else it is not there at all
         assert isinstance(report, QuiesceReport)
         info["quiesce"] = report_to_json(report)
@@ -108,7 +110,7 @@ def to_json(manifest: Manifest) -> dict[str, object]:
         "ram": [_ref(ref) for ref in manifest.ram],
         "devices": _ref(manifest.devices),
         "epoch": manifest.epoch,
-        "inventory": manifest.inventory,
+        "inventory": ref_to_json(manifest.inventory),
     }
     if manifest.volumes:
         body["volumes"] = [_point(point) for point in manifest.volumes]
@@ -166,13 +168,15 @@ def _manifest(raw: Any) -> Manifest:
         values["watermark"] = from_plain(Watermark, values["watermark"])
     if values.get("quiesce") is not None:
         values["quiesce"] = report_from_json(values["quiesce"])
+    inventory = ref_from_json(raw["inventory"])
+    values["inventory"] = inventory.note
     return Manifest(
         info=SnapshotInfo(**values),
         disk=tuple(_layer(ref) for ref in raw["disk"]),
         ram=tuple(_layer(ref) for ref in raw["ram"]),
         devices=_layer(raw["devices"]),
         epoch=int(raw["epoch"]),
-        inventory=raw["inventory"],
+        inventory=inventory,
         volumes=tuple(_volume(point) for point in raw.get("volumes", ())),
     )
 

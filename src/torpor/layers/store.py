@@ -24,6 +24,7 @@ from torpor.base.fsio import (
     publish_dir,
     read_json,
     remove_tree,
+    write_atomic,
     write_json,
 )
 from torpor.base.home import Home
@@ -31,6 +32,7 @@ from torpor.base.ids import is_id
 from torpor.errors import DataDamaged, NotFound, TorporError
 from torpor.layers.catalog import Catalog
 from torpor.layers.images import Images, Recipe
+from torpor.layers.inventories import INVENTORY, damage_of_inventory, read_inventory
 from torpor.layers.manifest import (
     DEVICES,
     MANIFEST,
@@ -53,6 +55,7 @@ from torpor.layers.verify import (
     digest,
 )
 from torpor.model import SandboxId, SnapshotId, SnapshotInfo
+from torpor.model_inventory import Inventory
 
 _SUFFIX = {"disk": ".qcow2", "ram": ".ram"}
 _SETTLED_NS = 1_000_000_000
@@ -162,8 +165,12 @@ class LayerStore:
             ),
         )
 
-    def publish(self, manifest: Manifest, devices: Path) -> None:
+    def publish(
+        self, manifest: Manifest, devices: Path, inventory: bytes | Path | None = None
+    ) -> None:
         """Make a snapshot exist. Its layers are there and durable; `devices` is moved.
+
+        `inventory` is what `manifest.inventory` speaks of: its bytes, or a file that is linked to.
 
         On failure the snapshot does not exist and its folder is gone.
 
@@ -178,6 +185,10 @@ class LayerStore:
                 staging.chmod(0o711)
                 devices.rename(staging / DEVICES)
                 seal(staging / DEVICES)
+                if isinstance(inventory, bytes):
+                    write_atomic(staging / INVENTORY, inventory, mode=0o400)
+                elif inventory is not None:
+                    (staging / INVENTORY).hardlink_to(inventory)
                 write_json(staging / MANIFEST, to_json(manifest), mode=0o400)
                 reach("snapshot.staged")
                 fsync_dir(self._home.layers)
@@ -195,7 +206,8 @@ class LayerStore:
         with removed_on_failure(devices), full_disk_told(f"snapshot {info.id}"):
             devices.hardlink_to(self.devices(manifest.info.id))
             copy = replace(manifest, info=info)
-            self.publish(copy, devices)
+            inventory = self.folder(manifest.info.id) / INVENTORY
+            self.publish(copy, devices, inventory if manifest.inventory.is_there else None)
         return copy
 
     def remove(self, snapshot_id: SnapshotId) -> None:
@@ -203,6 +215,16 @@ class LayerStore:
         self._catalog.discard(self.get(snapshot_id))
         reach("snapshot.forgotten")
         remove_tree(self.folder(snapshot_id))
+
+    def inventory(self, snapshot_id: SnapshotId) -> Inventory:
+        """Return what a snapshot's machine held when it was taken.
+
+        Raises:
+            NotFound: there is no such snapshot, or it has no inventory; the message says why.
+            DataDamaged: the file is not what was written.
+        """
+        manifest = self.get(snapshot_id)
+        return read_inventory(self.folder(snapshot_id), manifest.inventory)
 
     def folder(self, snapshot_id: SnapshotId) -> Path:
         """Return a snapshot's folder."""
@@ -421,6 +443,7 @@ class LayerStore:
         own_files = {
             "devices": damage_of(manifest.devices, self.devices(manifest.info.id)),
             "manifest": damage_of_manifest(manifest, self.folder(manifest.info.id)),
+            "inventory": damage_of_inventory(self.folder(manifest.info.id), manifest.inventory),
             # damaged layers make another image than the good one that is there
             "image": damage_of_image(image, layers, is_mapped=is_mapped) if not found else None,
         }

@@ -18,7 +18,7 @@ class Damage:
     """A file of a snapshot that is not what was written."""
 
     layer: str
-    """A layer's id, or `devices`, `manifest` or `image`."""
+    """A layer's id, or `devices`, `manifest`, `inventory` or `image`."""
     problem: str
     dependents: tuple[SnapshotId, ...]
     """All snapshots that need it."""

@@ -22,6 +22,7 @@ from torpor.base.units import GIB
 from torpor.db.sandboxes import MachineLayers
 from torpor.errors import GuestFailed, InsufficientResources, InvalidRequest, VmmFailed
 from torpor.guest.port import Guest
+from torpor.layers.inventories import InventoryRef
 from torpor.layers.manifest import LayerRef, Manifest
 from torpor.layers.space import full_disk_told
 from torpor.layers.store import LayerStore
@@ -30,6 +31,7 @@ from torpor.model import Consistency, SnapshotId, SnapshotInfo, SnapshotReason
 from torpor.model_memory import Watermark
 from torpor.model_quiesce import QuiesceReport, QuiesceSpec
 from torpor.model_volumes import VolumesMode
+from torpor.sandboxes.inventories import inventory_before
 from torpor.sandboxes.machine import SandboxMachine
 from torpor.sandboxes.quiescing import Rest, unasked
 from torpor.sandboxes.room import check_capture
@@ -105,6 +107,7 @@ async def _take(
         )
     store, vmm = m.parts.layers, m.running_vmm()
     await check_capture(m.parts, vmm, m.info.ram_mib)
+    inventory = await inventory_before(m, wish.reason, paused=paused_before)
     await _note_switch(m, vmm)  # an earlier one that a full disk kept from being written down
     if wish.reason != "template":  # which has no agent
         await m.parts.memory_moves.follow_quietly(m.info.id)  # else there were nothing to mark
@@ -132,11 +135,12 @@ async def _take(
                     disk,
                     (*before.ram, ram_id),
                     captured,
+                    inventory.ref,
                 )
                 manifest = await volumes.told(manifest)
                 reach("snapshot.durable")
                 await finish(
-                    _publish(m, manifest, captured.devices), within_s=None
+                    _publish(m, manifest, captured.devices, inventory.data), within_s=None
                 )  # the disk decides
             finally:
                 await asyncio.to_thread(captured.devices.unlink, missing_ok=True)
@@ -148,10 +152,12 @@ async def _take(
     return manifest
 
 
-async def _publish(m: SandboxMachine, manifest: Manifest, devices: Path) -> None:
+async def _publish(
+    m: SandboxMachine, manifest: Manifest, devices: Path, inventory: bytes | None
+) -> None:
     """Make the snapshot exist and note it in the row: both, or neither."""
     store, before = m.parts.layers, m.row.layers
-    await asyncio.to_thread(store.publish, manifest, devices)
+    await asyncio.to_thread(store.publish, manifest, devices, inventory)
     ram = tuple(ref.id for ref in manifest.ram)
     layers = replace(before, ram=ram, session=(*before.session, ram[-1]), taking=None)
     try:
@@ -179,6 +185,7 @@ def _manifest(
     disk_below: tuple[str, ...],
     ram: tuple[str, ...],
     captured: Captured,
+    inventory: InventoryRef,
 ) -> Manifest:
     """Make what was captured durable and immutable, and return what says so. Blocks."""
     store, info, host = m.parts.layers, m.info, m.parts.host
@@ -215,11 +222,13 @@ def _manifest(
             quiesce=captured.quiesce,
             workspace=info.workspace,
             watermark=marked_as(captured.watermark, snapshot_id),
+            inventory=inventory.note,
         ),
         disk=disk_refs,
         ram=ram_refs,
         devices=devices_ref,
         epoch=m.row.epoch,
+        inventory=inventory,
     )
 
 

@@ -56,6 +56,7 @@ from torpor.model import (
     TemplateInfo,
 )
 from torpor.model_events import StateEvent
+from torpor.model_inventory import Inventory
 from torpor.model_memory import Policy
 from torpor.model_quiesce import QuiesceReport, QuiesceSpec, quiesce_spec
 from torpor.model_volumes import VolumeMount, VolumesMode
@@ -72,7 +73,7 @@ from torpor.sandboxes.memories import AgentMemories
 from torpor.sandboxes.memory_moves import FollowingMemory
 from torpor.sandboxes.merging import Merger
 from torpor.sandboxes.missing import no_sandbox
-from torpor.sandboxes.parts import ConnectGuest, Parts
+from torpor.sandboxes.parts import ConnectGuest, Parts, TakeInventory
 from torpor.sandboxes.protect import Protections
 from torpor.sandboxes.quota import Quota
 from torpor.sandboxes.recover import recover
@@ -134,8 +135,10 @@ _IMAGE_SHARE = 0.9
 """Of a template's build: the image; the rest is its snapshot."""
 
 
-def open_engine(home: Home) -> Engine:
+def open_engine(home: Home, *, take_inventory: TakeInventory | None = None) -> Engine:
     """Return the engine of `home`, with the QEMU driver; `start` it before use. Blocks.
+
+    `take_inventory` is asked before each snapshot that somebody may want to compare later; None: there are none.
 
     Raises:
         DataDamaged, InsufficientResources: the home's database cannot be used.
@@ -167,6 +170,7 @@ def open_engine(home: Home) -> Engine:
         clock=clock,
         quota=quota,
         protections=Protections(ProtectionRows(database)),
+        take_inventory=take_inventory,
         report=lambda name, exc: log.error("%s: %s", name, exc, exc_info=exc),
     )
     engine = Engine(parts)
@@ -583,6 +587,11 @@ class Engine:
         store, mapped = self._parts.layers, self._mapped()
         check_snapshot_id(snapshot_id)
         return tuple(await asyncio.to_thread(store.verify, snapshot_id, mapped=mapped))
+
+    async def snapshot_inventory(self, snapshot_id: SnapshotId) -> Inventory:
+        """Return what a snapshot's machine held when it was taken."""
+        check_snapshot_id(snapshot_id)
+        return await asyncio.to_thread(self._parts.layers.inventory, snapshot_id)
 
     async def layers(self) -> tuple[LayerUse, ...]:
         """Return every layer and RAM image with its size and who needs it."""

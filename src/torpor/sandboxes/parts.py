@@ -20,6 +20,7 @@ from torpor.layers.pins import Pins
 from torpor.layers.store import LayerStore
 from torpor.memory.service import MemoryService
 from torpor.model import SandboxId, SandboxInfo, SandboxState, SnapshotId
+from torpor.model_inventory import Inventory
 from torpor.sandboxes.events import EventLog
 from torpor.sandboxes.memory_moves import FollowingMemory
 from torpor.sandboxes.protect import Protections
@@ -27,6 +28,9 @@ from torpor.sandboxes.quota import Quota
 from torpor.templates import TemplateStore
 from torpor.vmm.base import Driver, HostSupport
 from torpor.volumes.desk import VolumeDesk
+
+TakeInventory = Callable[[Guest], Awaitable[Inventory]]
+"""Returns what a running machine holds, within seconds."""
 
 
 class ConnectGuest(Protocol):
@@ -87,6 +91,8 @@ class Parts:
     `InsufficientResources`. Set by the engine."""
     memory_moves: FollowingMemory = field(init=False)
     """What the agents' memory has to do when machines move. Set by the engine."""
+    take_inventory: TakeInventory | None = None
+    """Takes a machine's inventory before a snapshot, within seconds; set by the daemon."""
     quota: Quota = field(default_factory=Quota)
     events: EventLog = field(default_factory=EventLog)
     """Takes every change of state."""

@@ -27,6 +27,7 @@ from torpor.model import (
     TemplateInfo,
 )
 from torpor.model_events import StateEvent
+from torpor.model_inventory import Inventory
 from torpor.model_memory import Policy
 from torpor.model_quiesce import QuiesceReport, QuiesceSpec
 from torpor.model_volumes import VolumesMode
@@ -262,6 +263,15 @@ class EnginePort(Protocol):
 
     async def verify_snapshot(self, snapshot_id: SnapshotId) -> tuple[Damage, ...]:
         """Read all that a snapshot needs, compare it with its digests, and return what is damaged."""
+        ...
+
+    async def snapshot_inventory(self, snapshot_id: SnapshotId) -> Inventory:
+        """Return what a snapshot's machine held when it was taken.
+
+        Raises:
+            NotFound: there is no such snapshot, or it has no inventory; the message says why.
+            DataDamaged: the file is not what was written.
+        """
         ...
 
     async def layers(self) -> tuple[LayerUse, ...]:

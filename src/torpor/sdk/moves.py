@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from torpor.model import AgentMemory, Consistency, MemoryChoice, Network, OnTimeout
+from torpor.model_inventory import Inventory
 from torpor.model_quiesce import OnQuiesceFailure, QuiesceReport, report_from_json
 from torpor.model_volumes import VolumesMode
 from torpor.sdk.change_results import ChangeOptions, Checks
@@ -15,6 +16,7 @@ from torpor.sdk.client import Client, connection, quote_part
 from torpor.sdk.dual import dual, dual_async_self
 from torpor.sdk.handle import AsyncHandle
 from torpor.sdk.hold import LEASE_SECONDS, AsyncHold
+from torpor.sdk.inventories import DetectedProfile, detected_profile, live_inventory
 from torpor.sdk.parse import sandbox_info
 from torpor.sdk.snapshot_results import (
     LIFE_LIMIT_S,
@@ -160,6 +162,32 @@ class AsyncMoves(AsyncHandle):
             await connection(client).call_once(path, body=body, limit_s=LIFE_LIMIT_S)
         )
         return cls(info.id, info, client)
+
+    @dual
+    async def inventory(
+        self, *, profile: str | Path | None = None, commands: bool = False
+    ) -> Inventory:
+        """Return what the running machine holds now: packages, services, skills, jobs and so on.
+
+        A sandbox that sleeps is woken. Values that may be secret never leave the machine.
+
+        Args:
+            profile: a shipped agent profile's name, a file (a `Path`, or text with `/` or `.yaml`), or YAML;
+                None: the machine's own, or the shipped one that fits.
+            commands: also run the commands that the profile names to learn versions by; they may be slow.
+
+        Raises:
+            NotFound: there is no such profile or file.
+            InvalidRequest: the profile is malformed; the message has line and column.
+            HostNotReady: the agent in the machine is too old for inventories.
+            OperationTimeout: the machine did not keep its deadline.
+        """
+        return await live_inventory(self._connection, self._path, profile, commands=commands)
+
+    @dual
+    async def profile(self) -> DetectedProfile:
+        """Return which agent profile the running machine has: its own file, a shipped one, or `machine`."""
+        return detected_profile(await self._connection.call("GET", f"{self._path}/profile"))
 
     @dual_async_self
     async def rollback(

@@ -164,6 +164,7 @@ def snapshot_info(body: Mapping[str, Any]) -> SnapshotInfo:
         protected=tuple(body.get("protected") or ()),
         workspace=body.get("workspace", DEFAULT_WORKSPACE),
         watermark=_watermark(body.get("watermark")),
+        inventory=body.get("inventory", "not taken: by an earlier version"),
     )
 
 

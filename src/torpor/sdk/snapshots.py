@@ -21,6 +21,7 @@ from torpor.model import (
     SnapshotInfo,
     SnapshotReason,
 )
+from torpor.model_inventory import Inventory, inventory_from_json
 from torpor.model_quiesce import QuiesceReport
 from torpor.model_volumes import VolumesMode
 from torpor.sdk import forks
@@ -202,6 +203,17 @@ class AsyncSnapshot(SnapshotFields):
         )
 
     @dual
+    async def inventory(self) -> Inventory:
+        """Return what the machine held when the snapshot was taken.
+
+        Raises:
+            NotFound: there is no such snapshot, or it has no inventory; the message says why.
+            DataDamaged: the inventory is not what was written.
+        """
+        body = await self._connection.call("GET", f"{self._path}/inventory", limit_s=LIFE_LIMIT_S)
+        return inventory_from_json(body, source="the daemon's answer")
+
+    @dual
     async def restore(
         self,
         *,
@@ -237,6 +249,9 @@ class AsyncSnapshot(SnapshotFields):
         self, other_id: str, *, skip: Sequence[str] | None = None, allow_cold: bool = False
     ) -> SnapshotDiff:
         """Return the files and packages that differ between this snapshot and a later one.
+
+        For what an agent is made of (skills, jobs, models), and without starting machines, compare their
+        inventories: `before.inventory().diff(after.inventory())`.
 
         Both are restored as throw-away sandboxes without a network, looked at, and deleted, however this
         ends. Running programs go on in them meanwhile, so what they write by themselves shows too.

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from torpor.model import AgentMemory, Consistency, MemoryChoice, Network, OnTimeout
+from torpor.model_inventory import Inventory
 from torpor.model_quiesce import OnQuiesceFailure, QuiesceReport
 from torpor.model_volumes import VolumesMode
 from torpor.sdk.change_results import Checks
 from torpor.sdk.client import Client
 from torpor.sdk.dual import dual, dual_self
 from torpor.sdk.hold import LEASE_SECONDS, Hold
+from torpor.sdk.inventories import DetectedProfile
 from torpor.sdk.loop import loop_thread
 from torpor.sdk.sandbox import AsyncSandbox
 from torpor.sdk.snapshot_results import Promotion, Quiesce
@@ -124,6 +126,25 @@ class Moves(Handle):
                 )
             )
         )
+
+    @dual
+    def inventory(self, *, profile: str | Path | None = None, commands: bool = False) -> Inventory:
+        """Return what the running machine holds now: packages, services, skills, jobs and so on.
+
+        A sandbox that sleeps is woken. Values that may be secret never leave the machine.
+
+        Raises:
+            NotFound: there is no such profile or file.
+            InvalidRequest: the profile is malformed; the message has line and column.
+            HostNotReady: the agent in the machine is too old for inventories.
+            OperationTimeout: the machine did not keep its deadline.
+        """
+        return loop_thread.run(self._sandbox.inventory(profile=profile, commands=commands))
+
+    @dual
+    def profile(self) -> DetectedProfile:
+        """Return which agent profile the running machine has: its own file, a shipped one, or `machine`."""
+        return loop_thread.run(self._sandbox.profile())
 
     @dual_self
     def rollback(

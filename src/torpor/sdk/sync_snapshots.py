@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Self
 from typing_extensions import override
 
 from torpor.model import AgentMemory, Network, OnTimeout, SnapshotId, SnapshotInfo
+from torpor.model_inventory import Inventory
 from torpor.model_volumes import VolumesMode
 from torpor.sdk import sync_forks
 from torpor.sdk.client import Client
@@ -83,6 +84,11 @@ class Snapshot(SnapshotFields):
     def verify(self) -> Verification:
         """Read all that the snapshot needs, compare it with its digests, and return what is damaged."""
         return loop_thread.run(self._snapshot.verify())
+
+    @dual
+    def inventory(self) -> Inventory:
+        """Return what the machine held when the snapshot was taken. Raises `NotFound`, which says why, if none was."""
+        return loop_thread.run(self._snapshot.inventory())
 
     @dual
     def restore(

@@ -13,7 +13,7 @@ from torpor.recovery.checks import CheckPlan, FirstFile, TurnSpec, first_checks,
 from torpor.recovery.checks.parse import parse_checks
 from torpor.recovery.checks.probe import probing
 from torpor.recovery.checks.run import Progress
-from torpor.recovery.profiles import load_profile
+from torpor.recovery.profiles import shipped
 from torpor.sandboxes.port import EnginePort
 from torpor.server.replies import Last, sse
 from torpor.server.wire_checks import (
@@ -99,7 +99,7 @@ async def _turn(profile: str | None) -> TurnSpec | None:
         return None
     if "/" in profile or "\n" in profile:
         raise InvalidRequest(f"{profile[:80]!r} is no name of an agent profile")
-    return turn_of(await asyncio.to_thread(load_profile, profile))
+    return turn_of(await asyncio.to_thread(shipped, profile))
 
 
 async def _ended(task: asyncio.Task[CheckReport]) -> None:

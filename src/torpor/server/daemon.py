@@ -29,6 +29,7 @@ from typing_extensions import override
 from torpor import __version__
 from torpor.access.opening import Access, open_access
 from torpor.base.aio import Supervisor
+from torpor.base.clock import SystemClock
 from torpor.base.fsio import locked
 from torpor.base.home import Home
 from torpor.errors import Busy, TorporError, error_to_wire
@@ -159,13 +160,14 @@ def _daemon_lock(home: Home) -> Iterator[None]:
 
 
 async def _serve(options: Options, ready: _ReadyPipe) -> None:
+    from torpor.recovery.inventory import before_snapshots
     from torpor.sandboxes.engine import open_engine
 
     home = options.home
     per_s = limits.requests_per_s(os.environ)
     start_traces(os.environ)
     async with contextlib.AsyncExitStack() as stack:
-        engine = open_engine(home)
+        engine = open_engine(home, take_inventory=before_snapshots(SystemClock()))
         stack.push_async_callback(engine.aclose)
         access = open_access(home)
         stack.callback(access.close)

@@ -40,6 +40,7 @@ from torpor.model import (
 )
 from torpor.model_access import Scope
 from torpor.model_events import StateEvent
+from torpor.model_inventory import Inventory
 from torpor.model_memory import Policy
 from torpor.model_quiesce import QuiesceReport, QuiesceSpec
 from torpor.model_volumes import VolumesMode
@@ -451,6 +452,11 @@ class EngineView:
                     yield event
 
     # ---- into machines ----
+
+    async def snapshot_inventory(self, snapshot_id: SnapshotId) -> Inventory:
+        """See `EnginePort.snapshot_inventory`."""
+        await self.get_snapshot(snapshot_id)
+        return await self._engine.snapshot_inventory(snapshot_id)
 
     async def console(self, sandbox_id: SandboxId, *, follow: bool = False) -> AsyncIterator[bytes]:
         """Yield a machine's console log."""

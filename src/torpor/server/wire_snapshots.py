@@ -96,6 +96,7 @@ class SnapshotWire(Wire):
     watermark: Annotated[
         Watermark | None, Field(description="Where the memory of its agent stood.")
     ]
+    inventory: Annotated[str, Field(description="`taken`, `incomplete: why` or `not taken: why`.")]
 
     @staticmethod
     def of(info: SnapshotInfo) -> SnapshotWire:
@@ -130,6 +131,7 @@ class SnapshotWire(Wire):
             protected=list(info.protected),
             workspace=info.workspace,
             watermark=info.watermark,
+            inventory=info.inventory,
         )
 
 

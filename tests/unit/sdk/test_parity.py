@@ -44,8 +44,10 @@ DUALS = {
     "explore",
     "hibernate",
     "hold",
+    "inventory",
     "kill",
     "pause",
+    "profile",
     "promote",
     "refresh",
     "resume",
@@ -58,7 +60,7 @@ DUALS = {
     "volumes",
     "wake",
 }
-SNAPSHOT_DUALS = {"delete", "diff", "restore", "verify"}
+SNAPSHOT_DUALS = {"delete", "diff", "inventory", "restore", "verify"}
 
 
 def members(cls: type) -> dict[str, object]:
