@@ -41,7 +41,7 @@ async def check_capture(parts: Parts, vmm: Vmm, ram_mib: int, *, more_bytes: int
         free = await asyncio.to_thread(free_bytes, root)
     if free < need:
         raise InsufficientResources(
-            f"a snapshot may write {format_bytes(need)} and {format_bytes(free)} are free at {root}",
+            f"a snapshot may write {format_bytes(need)} to the disk and {format_bytes(free)} are free at {root}",
             hint="free disk space: delete snapshots or sandboxes that are not needed (torpor layers)",
             needed_bytes=need,
             free_bytes=free,
