@@ -597,7 +597,7 @@ class Engine:
         """Return every layer and RAM image with its size and who needs it."""
         store, rows = self._parts.layers, self._awake()
         layers: list[tuple[str, Collection[str]]] = [(r.info.id, r.layers.ids) for r in rows]
-        layers += [(row.id, row.layers.ids) for row in self._parts.volumes.shelf.all()]
+        layers += self._parts.volumes.shelf.layer_uses(store.merges)
         images = [(row.info.id, row.layers.image) for row in rows]
         return (
             *await asyncio.to_thread(store.uses, layers),
@@ -608,8 +608,10 @@ class Engine:
         """Remove what nothing needs; return the bytes freed."""
 
         def needed() -> Needed:
-            volumes = self._parts.volumes.shelf.layer_ids()
-            layers = self._parts.pins.now.union(volumes, *(r.layers.ids for r in self._awake()))
+            volumes = self._parts.volumes.shelf.layer_uses(self._parts.layers.merges)
+            layers = self._parts.pins.now.union(
+                *(ids for _, ids in volumes), *(row.layers.ids for row in self._awake())
+            )
             return Needed(layers, self._mapped())
 
         return await asyncio.to_thread(self._parts.layers.collect, needed)

@@ -15,9 +15,10 @@ from torpor.base.fsio import free_bytes
 from torpor.base.ids import new_id
 from torpor.base.units import MIB
 from torpor.errors import InsufficientResources, TorporError
+from torpor.layers import plan
 from torpor.layers.manifest import LayerRef
 from torpor.layers.merges import Kind, Merged
-from torpor.layers.plan import DISK_MOST, disk_run, ram_run
+from torpor.layers.plan import disk_run, ram_run
 from torpor.layers.ram_merge import merge_apart
 from torpor.sandboxes.parts import Parts
 from torpor.sandboxes.room import LOW_BYTES
@@ -106,8 +107,10 @@ class Merger:
             if job is not None:
                 return job
         for row in shelf.all():
+            if row.holders:  # what runs is not touched, and what sleeps begins from its snapshot
+                continue
             chain = store.merges.shortest(row.layers.disk)
-            if len(chain) > DISK_MOST:
+            if len(chain) > plan.DISK_MOST:
                 with contextlib.suppress(FileNotFoundError):  # changed meanwhile
                     refs = [store.ref(layer, store.disk_path(layer)) for layer in chain]
                     job = self._of_volume(row.name, tuple(refs))

@@ -15,6 +15,7 @@ from torpor.base.aio import finish
 from torpor.base.ids import check_name, is_id
 from torpor.db.volumes import VolumeRow, VolumeRows, VolumeSnapshotRow
 from torpor.errors import Conflict, NotFound
+from torpor.layers.merges import Merges
 from torpor.model_access import DEFAULT_WORKSPACE
 from torpor.model_volumes import VolumeHolder, VolumeId, VolumeSnapshotId
 
@@ -178,14 +179,19 @@ class VolumeShelf:
         async with self._changing:
             await self._write(lambda: self._rows.delete_snapshot(snapshot_id), drop)
 
-    def layer_ids(self) -> frozenset[str]:
-        """Return the layers that volumes and their snapshots need."""
-        found = set[str]()
-        for row in list(self._volumes.values()):
-            found |= row.layers.ids
-        for snapshot in list(self._snapshots.values()):
-            found |= {ref.id for ref in snapshot.disk}
-        return frozenset(found)
+    def layer_uses(self, merges: Merges) -> list[tuple[str, frozenset[str]]]:
+        """Return volumes and their snapshots with the layers that each needs, merged ones where those stand for them.
+
+        A volume needs what its row names until it is attached the next time, and what it will begin with then.
+        """
+        found: list[tuple[str, frozenset[str]]] = [
+            (row.id, row.layers.ids.union(merges.shortest(row.layers.disk)))
+            for row in list(self._volumes.values())
+        ]
+        return found + [
+            (snapshot.info.id, frozenset(ref.id for ref in merges.shortened(snapshot.disk)))
+            for snapshot in list(self._snapshots.values())
+        ]
 
     async def _write(self, store: Callable[[], None], then: Callable[[], None]) -> None:
         """Write durably, then let it be so; a cancelled caller leaves no half of that."""

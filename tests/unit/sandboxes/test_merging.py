@@ -11,7 +11,8 @@ from torpor.base.units import GIB
 from torpor.errors import InsufficientResources, VmmFailed
 from torpor.layers import plan
 from torpor.model import RestoreSpec, SandboxState, SnapshotInfo
-from torpor.sandboxes import merging
+from torpor.model_volumes import VolumeMount
+from torpor.sandboxes import merging, volume_engine
 from torpor.sandboxes.merging import Merger
 
 S = SandboxState
@@ -76,6 +77,44 @@ def test_long_chains_become_short_and_machines_begin_with_them(play: Play) -> No
         await world.restart()
         assert (await world.engine.rollback(made.id, again.id)).state is S.RUNNING
         await _is_whole(world)
+
+    play(scene)
+
+
+def test_volumes_have_short_chains_too(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(volume_engine, "free_bytes", lambda _: 1 << 50)
+
+    async def scene(world: World) -> None:
+        volumes, shelf = world.engine.volumes, world.engine._parts.volumes.shelf
+        await volumes.create("data", 1)
+        one = await world.create(volumes=(VolumeMount(volume="data", path="/data"),))
+        snaps = [await world.engine.snapshot(one.id) for _ in range(9)]
+        store = world.engine._parts.layers
+        assert len(shelf.get("data").layers.disk) == 10
+        await _merge_all(world)
+        for snap in snaps:
+            (point,) = store.shortened(store.get(snap.id)).volumes
+            assert len(point.disk) <= plan.DISK_MOST
+        for snap in snaps:
+            await world.engine.delete_snapshot(snap.id)
+        await volumes.detach(one.id, "/data")
+        await _merge_all(world)
+        await world.engine.collect()
+        assert await _merge_all(world) == 0, "what was merged is needed"
+        await volumes.attach(one.id, VolumeMount(volume="data", path="/data"))
+        assert len(shelf.get("data").layers.disk) <= plan.DISK_MOST
+        await world.engine.collect()
+        for layer in shelf.get("data").layers.ids:
+            assert store.disk_path(layer).exists()
+        await _is_whole(world)
+        for number in range(9):
+            await volumes.snapshot("data", label=str(number))
+        await _merge_all(world)
+        for snapshot in shelf.snapshots():
+            assert len(store.merges.shortened(snapshot.disk)) <= plan.DISK_MOST
+        await _is_whole(world)
+        await volumes.clone("data", "copy", snapshot="8")
+        assert len(shelf.get("copy").layers.disk) <= plan.DISK_MOST
 
     play(scene)
 

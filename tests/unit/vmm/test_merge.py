@@ -97,6 +97,28 @@ def test_the_disk_is_the_same_and_no_layer_was_touched(folder: Path, start: int,
     assert out.stat().st_size < size + MIB, "it holds what the layers hold, not the template's disk"
 
 
+@pytest.mark.parametrize("end", [2, 4])
+def test_a_volumes_chain_lies_over_nothing(folder: Path, end: int) -> None:
+    raw = _base(folder)
+    files = [folder / "lyr_base.qcow2"]
+    subprocess.run([QEMU_IMG, "convert", "-O", "qcow2", raw, files[0]], check=True)
+    seal(files[0])
+    for number, commands in enumerate(
+        [("write -P 17 0 1M", "discard 5M 1M"), ("write -z 1M 1M",), ("write -P 3 20M 1M",)]
+    ):
+        files.append(_layer(files, folder / f"lyr_{number}.qcow2", 32, *commands))
+    out = folder / "lyr_out.qcow2"
+    asyncio.run(merge(QEMU_IMG, [], files[:end], out))
+    check_plain(out)
+    assert _content([out, *files[end:]], folder / "raw") == _content(files, folder / "raw")
+    seal(out)
+    again = folder / "lyr_again.qcow2"
+    asyncio.run(merge(QEMU_IMG, [out], files[end:], again)) if end < 4 else None
+    with pytest.raises(DataDamaged):
+        asyncio.run(merge(QEMU_IMG, [], [raw, files[1]], folder / "lyr_no.qcow2"))
+    assert not (folder / "lyr_no.qcow2").exists()
+
+
 def test_a_merge_that_is_not_the_same_is_none(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
