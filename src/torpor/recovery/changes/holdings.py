@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from torpor.base.fsio import make_private_dir, read_json, remove_tree, write_json
 from torpor.base.home import Home
-from torpor.errors import HostNotReady, InvalidRequest, NotFound
+from torpor.errors import InvalidRequest, NotFound
 from torpor.guest.port import Guest
 from torpor.model_changes import ChangeId, ChangeSpec
 from torpor.model_inventory import KINDS, Inventory, inventory_from_json
@@ -80,7 +80,8 @@ class Holdings:
     @staticmethod
     async def take(guest: Guest, spec: ChangeSpec, now: datetime) -> Holdings:
         """Look into a machine. Raises as `torpor.recovery.inventory.take`."""
-        detect, take = _inventories()
+        from torpor.recovery.inventory import detect, take
+
         profile, text = profile_of(spec), None
         if profile is None:
             found = await detect(guest)
@@ -108,11 +109,10 @@ class Holdings:
     def baseline(self, guest: Guest, now: datetime) -> Baseline:
         """Return what `inventory` checks of a machine compare with."""
         from torpor.recovery.checks.baseline import Baseline
+        from torpor.recovery.inventory import take
 
         async def taken() -> Inventory:
-            _, take = _inventories()
-            found: Inventory = await take(guest, self.profile, now=now, commands=True)
-            return found
+            return await take(guest, self.profile, now=now, commands=True)
 
         return Baseline(before=self.inventory, take=taken)
 
@@ -163,16 +163,6 @@ class HoldingsFiles:
     async def remove(self, change_id: ChangeId) -> None:
         """Forget it."""
         await asyncio.to_thread(remove_tree, self._root / change_id)
-
-
-def _inventories() -> tuple[Any, Any]:
-    """Return what finds a machine's profile, and what lists what it holds. Raises `HostNotReady`."""
-    from torpor.recovery import inventory
-
-    try:
-        return getattr(inventory, "detect"), getattr(inventory, "take")  # noqa: B009
-    except AttributeError as exc:
-        raise HostNotReady("this version lists nothing of what a machine holds") from exc
 
 
 def profile_of(spec: ChangeSpec) -> AgentProfile | None:
