@@ -20,6 +20,7 @@ from torpor_guest.gate import DISK, HeldLog
 from torpor_guest.inventories import InventoryMethods
 from torpor_guest.kernel import Kernel
 from torpor_guest.launcher import Launcher
+from torpor_guest.memory import SOCKET, MemorySocket
 from torpor_guest.methods import table
 from torpor_guest.programs import Programs
 from torpor_guest.quiesce import Quiesce
@@ -104,6 +105,8 @@ async def _run(args: Options, kernel: Kernel) -> int:
     programs = Programs(launcher)
     quiesce = Quiesce(kernel, freezer, launcher, args.state_dir)
     quiesce.recover()
+    memory = MemorySocket(kernel.path(SOCKET))
+    await memory.start()
     session = Session(
         table(
             execs,
@@ -111,6 +114,7 @@ async def _run(args: Options, kernel: Kernel) -> int:
             SnapshotMethods(freezer, Renewals(kernel, freezer, programs, quiesce), quiesce),
             InventoryMethods(launcher, args.state_dir, str(kernel.root).rstrip("/")),
             VolumeMethods(kernel, programs, image),
+            memory,
         )
     )
     if args.fd is not None:
@@ -135,6 +139,7 @@ async def _run(args: Options, kernel: Kernel) -> int:
         return 0
     finally:
         freezer.close()
+        await memory.aclose()
         await quiesce.let_go("lost")
         execs.kill_all()
         launcher.close()

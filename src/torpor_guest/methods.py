@@ -10,6 +10,7 @@ from torpor_guest.execs import Execs
 from torpor_guest.follow import follow
 from torpor_guest.gate import DISK
 from torpor_guest.inventories import InventoryMethods
+from torpor_guest.memory import MemorySocket
 from torpor_guest.paths import number
 from torpor_guest.session import Method
 from torpor_guest.snapshots import SnapshotMethods
@@ -25,6 +26,7 @@ def table(
     snapshots: SnapshotMethods,
     inventories: InventoryMethods,
     volumes: VolumeMethods,
+    memory: MemorySocket,
 ) -> Mapping[str, Method]:
     """Return the methods by name."""
     commands = CommandMethods(execs)
@@ -66,6 +68,7 @@ def table(
         "quiesce.release": snapshots.release,
         "inventory.detect": inventories.detect,
         "inventory.take": _after_thaw(inventories.take),
+        "memory.serve": memory.serve,
     }
 
 

@@ -32,6 +32,7 @@ CAPABILITIES = (
     "quiesce",
     "inventory",
     "volumes",
+    "memory",
 )
 
 _log = logging.getLogger("torpor")

@@ -8,7 +8,7 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from typing_extensions import override
 from tests.fakes.guest_quiesce import FakeQuiesce
 from torpor.base import proc
 from torpor.base.proc import ProcessId
-from torpor.errors import Conflict, NotFound, VmmFailed
+from torpor.errors import Conflict, GuestUnreachable, NotFound, VmmFailed
 from torpor.guest.quiesce import Quiet
 from torpor.layers.ram import PAGE, RamLayer, RamLayerWriter
 from torpor.model import ExecEvent, ExecId, ExecInfo, ExecSpec, GuestInfo, Renewal
@@ -269,10 +269,20 @@ class FakeAgent(FakeQuiesce):
         self.info = GuestInfo(
             agent_version="1",
             protocol_version=1,
-            capabilities=frozenset({"volumes"}),
+            capabilities=frozenset({"memory", "volumes"}),
             boot_id="boot",
             agent_pid=1,
         )
+        self.answer: Callable[[str, dict[str, Any]], Awaitable[Any]] | None = None
+        """What the host does for the machine's memory socket, while it serves that."""
+        self.served = asyncio.Event()
+        self._left = asyncio.Event()
+
+    async def serve_memory(self, answer: Callable[[str, dict[str, Any]], Awaitable[Any]]) -> None:
+        self.answer = answer
+        self.served.set()
+        await self._left.wait()
+        raise GuestUnreachable("the guest channel was closed")
 
     async def set_clock(self, now: object) -> None:
         self.calls.append("set_clock")
@@ -375,6 +385,7 @@ class FakeAgent(FakeQuiesce):
 
     async def aclose(self) -> None:
         self.closed = True
+        self._left.set()
 
 
 class FakeConnect:

@@ -52,6 +52,7 @@ class Channel(asyncio.Protocol):
         self._ticker: asyncio.TimerHandle | None = None
         self._heard = False
         self._silent_ticks = 0
+        self._unwatched: set[int] = set()
 
     @staticmethod
     async def open(
@@ -133,8 +134,11 @@ class Channel(asyncio.Protocol):
 
     # Streams
 
-    def start(self, method: str, params: dict[str, object]) -> Stream:
-        """Open a stream; `release` must be called for it."""
+    def start(self, method: str, params: dict[str, object], *, is_watched: bool = True) -> Stream:
+        """Open a stream; `release` must be called for it.
+
+        While a watched one is open the guest must give signs of life; one that only waits is not watched.
+        """
         if self._cut is not None:
             raise GuestUnreachable(self._cut)
         number = self._next_stream
@@ -148,13 +152,16 @@ class Channel(asyncio.Protocol):
             raise error_of({"code": "limit", "message": f"{method}: {exc}"}) from exc
         self._mux.streams[number] = stream
         self._write(frames)
-        if self._ticker is None:
+        if not is_watched:
+            self._unwatched.add(number)
+        elif self._ticker is None:
             self._heard, self._silent_ticks = False, 0
             self._ticker = self._loop.call_later(self._tick_s, self._tick)
         return stream
 
     def release(self, stream: Stream) -> None:
         """Forget a stream; if the guest has not closed it yet, it is told to stop."""
+        self._unwatched.discard(stream.number)
         if self._mux.streams.pop(stream.number, None) and stream.result is None:
             stream.send_frame(protocol.CANCEL)
 
@@ -302,7 +309,7 @@ class Channel(asyncio.Protocol):
 
     def _tick(self) -> None:
         self._ticker = None
-        if not self._mux.streams or self._cut is not None:
+        if len(self._mux.streams) == len(self._unwatched) or self._cut is not None:
             return
         self._silent_ticks = 0 if self._heard else self._silent_ticks + 1
         self._heard = False

@@ -11,6 +11,7 @@ from torpor.guest.channel import Channel
 from torpor.guest.execs import ExecCalls
 from torpor.guest.files import FileCalls
 from torpor.guest.inventories import InventoryCalls
+from torpor.guest.memory import MemoryCalls
 from torpor.guest.quiesce import QuiesceCalls
 from torpor.guest.snapshots import SnapshotCalls
 from torpor.guest.system import SystemCalls
@@ -21,7 +22,14 @@ SILENCE_LIMIT_S: Final = 30.0
 
 
 class GuestClient(
-    ExecCalls, FileCalls, InventoryCalls, QuiesceCalls, SnapshotCalls, SystemCalls, VolumeCalls
+    ExecCalls,
+    FileCalls,
+    InventoryCalls,
+    MemoryCalls,
+    QuiesceCalls,
+    SnapshotCalls,
+    SystemCalls,
+    VolumeCalls,
 ):
     """A connected guest agent; `connect` makes it. See `torpor.guest.port.Guest`."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from typing import Any, Protocol
@@ -184,6 +184,21 @@ class Guest(Protocol):
 
     async def grow_disk(self) -> int:
         """Grow the root file system to its disk's size; return its size in bytes. Idempotent."""
+        ...
+
+    async def serve_memory(self, answer: Callable[[str, dict[str, Any]], Awaitable[Any]]) -> None:
+        """Answer what programs in the machine ask of their memory, until the channel is cut.
+
+        At most 8 requests are carried out at once; the guest's others wait there. Nothing of a request is
+        trusted but that it is a verb and a JSON object within the frame limits. The stream that it takes is not
+        watched: a silent guest is no failure of it.
+
+        Args:
+            answer: carries a verb out and returns its answer as JSON; a `TorporError` that it raises is an answer.
+
+        Raises:
+            GuestUnreachable: the channel was cut or closed; what was under way is not answered.
+        """
         ...
 
     async def sync(self) -> None:

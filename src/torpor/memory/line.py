@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -32,6 +32,8 @@ class Line:
     fixed_branch: str | None = None
     known_at: int | None = None
     epoch: int | None = None
+    fence: Callable[[], None] | None = None
+    """Called in each write's transaction; raises to refuse it."""
 
     def now_us(self) -> int:
         """Return the time of day in microseconds."""
@@ -92,6 +94,8 @@ class Line:
                 support.recheck(work, view)
 
     def _check_epoch(self) -> None:
+        if self.fence is not None:
+            self.fence()
         if self.epoch is None:
             return
         now = self.head().epoch

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import secrets
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -81,6 +81,7 @@ class Memory:
         known_at: int | datetime | None = None,
         epoch: int | None = None,
         actor: str | None = None,
+        fence: Callable[[], None] | None = None,
     ) -> Space:
         """Return the memory of one agent, made if it is new.
 
@@ -89,6 +90,7 @@ class Memory:
             known_at: show memory as it was at a transaction or time; such a space cannot be written.
             epoch: the epoch of the machine that writes; writes are refused once the machine was put back.
             actor: who writes, for the log; `agent:NAME` by default.
+            fence: called in each write's transaction; raises to refuse it.
 
         Raises:
             NotFound: there is no such branch, or it is of another family than the agent's.
@@ -97,7 +99,7 @@ class Memory:
         ensure_agent(self._store, self._clock, line.agent, line.actor)
         if branch is not None:
             self._check_kin(line, branch)
-        bound = replace(line, known_at=line.cutoff(known_at))
+        bound = replace(line, known_at=line.cutoff(known_at), fence=fence)
         return Space(bound, self._corpus, self._unproven)
 
     def _check_kin(self, line: Line, branch: str) -> None:

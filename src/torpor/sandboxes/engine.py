@@ -71,6 +71,7 @@ from torpor.sandboxes.fit import check_fits, misfit
 from torpor.sandboxes.lifecycle import WITH_MACHINE
 from torpor.sandboxes.memories import AgentMemories
 from torpor.sandboxes.memory_moves import FollowingMemory
+from torpor.sandboxes.memory_relay import MemoryRelay, quota_of
 from torpor.sandboxes.merging import Merger
 from torpor.sandboxes.missing import no_sandbox
 from torpor.sandboxes.parts import ConnectGuest, Parts, TakeInventory
@@ -204,6 +205,12 @@ class Engine:
         self._memories = AgentMemories(
             parts.memory, self._moves, find=self.get, scratch=parts.home.tmp
         )
+        parts.attend = MemoryRelay(
+            self._memories,
+            clock=parts.clock,
+            report=parts.report,
+            quota_bytes=quota_of(os.environ.get("TORPOR_MEMORY_MAX_MIB_PER_AGENT")),
+        ).attend
         self._claims = Claims()
 
     async def start(self) -> None:
@@ -222,6 +229,8 @@ class Engine:
         for found in recovered:
             self._tasks[found.task.info.id] = found.task
             found.task.start()
+            if found.task.info.state is SandboxState.RUNNING:
+                found.task.connect()
             if found.rollback_to is not None:
                 self._supervisor.launch(
                     found.task.rollback(found.rollback_to, found.memory, found.volumes),

@@ -181,6 +181,9 @@ class SandboxMachine:
                     vmm.agent_socket, epoch=self.row.epoch, timeout_s=timeout_s
                 )
             )
+            if self.parts.attend is not None:
+                serving = self.parts.attend(self, self._guest)
+                self._tasks.launch(serving, name=f"memory socket {self.info.id}")
             return self._guest
 
     async def drop_guest(self) -> None:

@@ -63,6 +63,10 @@ class FollowingMemory:
             return self._notes.get(sandbox_id) or "it did not follow the machine yet"
         return self._notes.get(sandbox_id) or None
 
+    def waits(self, sandbox_id: str) -> bool:
+        """Return whether memory has still to follow that machine."""
+        return sandbox_id in self._pending
+
     # ---- at a snapshot ----
 
     async def mark(self, info: SandboxInfo) -> Watermark:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from torpor.base.clock import Clock
 from torpor.base.home import Home
@@ -89,6 +89,10 @@ class Parts:
     )
     """Enters when the host has so many MiB for a machine that is no sandbox's, and holds them until it is left. Raises
     `InsufficientResources`. Set by the engine."""
+    attend: Callable[[Any, Guest], Coroutine[Any, Any, None]] | None = field(
+        init=False, default=None
+    )
+    """Serves a connected machine's memory socket; a template's machine has none. Set by the engine."""
     memory_moves: FollowingMemory = field(init=False)
     """What the agents' memory has to do when machines move. Set by the engine."""
     take_inventory: TakeInventory | None = None

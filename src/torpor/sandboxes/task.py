@@ -26,6 +26,7 @@ from torpor.errors import (
     GuestFailed,
     GuestUnreachable,
     InsufficientResources,
+    VmmFailed,
     WrongState,
 )
 from torpor.guest.port import Guest
@@ -92,6 +93,17 @@ class SandboxTask:
         """Begin to serve requests."""
         self._tasks.launch(self._run(), name=f"sandbox {self.info.id}")
         self._watch()
+
+    def connect(self) -> None:
+        """Connect to the guest of an adopted machine, so that its programs reach their memory again."""
+
+        async def work() -> None:
+            with contextlib.suppress(
+                GuestFailed, VmmFailed
+            ):  # the next who needs the guest tries again
+                await self.machine.guest()
+
+        self._tasks.launch(work(), name=f"connect {self.info.id}")
 
     async def aclose(self) -> None:
         """Stop serving; the machine goes on. What was under way is finished or undone by the next daemon."""

@@ -110,7 +110,12 @@ def install_system(plan: Mapping[str, Any], here: Path) -> None:
             target.mkdir(exist_ok=True)
             continue
         shutil.copyfile(source, target)
-        target.chmod(0o755 if target.parts[1:4] == ("usr", "lib", "torpor") else 0o644)
+        is_program = target.parts[1:4] in (("usr", "lib", "torpor"), ("usr", "local", "bin"))
+        target.chmod(0o755 if is_program else 0o644)
+    for name in Path("/usr/lib/python3").glob("dist-packages"):  # for the system's own Python
+        link = name / "torpor_memory.py"
+        link.unlink(missing_ok=True)
+        link.symlink_to(opt / "torpor_guest" / "memory_client.py")
     unit = opt / "torpor_guest" / "torpor-agent.service"
     shutil.copyfile(unit, Path("/etc/systemd/system/torpor-agent.service"))
     Path("/etc/torpor").mkdir(exist_ok=True)
