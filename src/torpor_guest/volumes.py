@@ -119,7 +119,8 @@ class VolumeMethods:
         scsi = self._kernel.path("/sys/bus/scsi/devices")
         for block in sorted(scsi.glob(f"*:0:{slot}:0/block/*")):
             node = self._kernel.path("/dev") / block.name
-            if node.exists():
+            # the kernel makes the device's file a moment before its name in /sys/block
+            if node.exists() and self._kernel.path(f"/sys/block/{block.name}").exists():
                 return node
         return None
 

@@ -172,6 +172,24 @@ def test_a_disk_that_comes_late_is_waited_for(
     asyncio.run(both())
 
 
+def test_a_disk_of_which_the_kernel_has_not_said_all_is_waited_for(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(volumes, "_LOOK_S", 0.01)
+    scene.kernel.plug(3)
+    block, hidden = scene.kernel.path("/sys/block/sda"), scene.kernel.path("/sys/block-later")
+    block.rename(hidden)
+
+    async def both() -> None:
+        asking = asyncio.ensure_future(scene.methods.mount(None, dict(WISH)))  # type: ignore[arg-type]
+        await asyncio.sleep(0.03)
+        assert not asking.done()
+        hidden.rename(block)
+        await asking
+
+    asyncio.run(both())
+
+
 def test_a_disk_that_never_comes_is_told(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(volumes, "_LOOK_S", 0.01)
     monkeypatch.setattr(volumes, "_APPEAR_S", 0.03)
