@@ -140,6 +140,36 @@ def test_unknown_system_is_told_what_to_install(apt: Path) -> None:
     assert "mmdebstrap qemu-system-x86 qemu-utils" in said
 
 
+def test_postgresql_is_installed_for_tests_without_a_cluster(apt: Path, tmp_path: Path) -> None:
+    fakes = (
+        f"POSTGRES_DIR={tmp_path}/pg; SUPPORTED=yes; command() {{ return 1; }}; update_lists() {{ :; }};"
+        "find_sudo() { :; };"
+        f'as_root() {{ echo "$*" >>{tmp_path}/calls; case $1 in tee) cat >>{tmp_path}/calls ;; env) '
+        f"mkdir -p {tmp_path}/pg/15/bin; touch {tmp_path}/pg/15/bin/initdb ;; esac; }};"
+    )
+    call(apt, f"{fakes} install_postgres")
+    calls = (tmp_path / "calls").read_text().splitlines()
+    conf = "/etc/postgresql-common/createcluster.d/torpor.conf"
+    assert [c.split()[0] for c in calls] == ["mkdir", "tee", "create_main_cluster", "env", "rm"]
+    assert calls[1] == f"tee {conf}"
+    assert calls[3].endswith("install --no-install-recommends postgresql")
+    assert calls[4] == f"rm -f {conf}"
+    call(apt, f"{fakes} install_postgres")  # and again at no cost
+    assert (tmp_path / "calls").read_text().splitlines() == calls
+
+
+def test_a_failed_install_of_postgresql_leaves_no_setting(apt: Path, tmp_path: Path) -> None:
+    said = call(
+        apt,
+        f"POSTGRES_DIR={tmp_path}/pg; SUPPORTED=yes; command() {{ return 1; }}; update_lists() {{ :; }};"
+        "find_sudo() { :; }; as_root() { case $1 in env) return 1 ;; *) echo $1 >&2 ;; esac; };"
+        "install_postgres",
+        status=1,
+    )
+    assert said.rstrip().endswith("rm")
+    assert "apt-get could not install: postgresql" in said
+
+
 def test_who_cannot_become_root_is_told_what_to_run(apt: Path) -> None:
     said = call(apt, "id() { echo 1000; }; sudo() { return 1; }; find_sudo 'a b'", status=1)
     assert f"as root run:\n    {REPO}/scripts/bootstrap --system" in said
