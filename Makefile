@@ -21,7 +21,8 @@ demo: install ## Run the main job on this repository, or on SOURCE=folder
 
 test: ## Run the whole test suite (real machines included); PYTEST_ARGS=... for pytest
 	@scripts/bootstrap --dev
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@# real machines in one process, the rest beside them
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup $(PYTEST_ARGS)
 
 check: lint unit ## Run format, lint, import contracts, types, spelling and unit tests
 

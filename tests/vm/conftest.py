@@ -24,6 +24,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if "tests/vm/" in str(item.path):
             item.add_marker(pytest.mark.vm)
             item.add_marker(pytest.mark.timeout(900))
+            item.add_marker(pytest.mark.xdist_group("vm"))  # one home, one machine at a time
 
 
 @pytest.fixture(scope="session")

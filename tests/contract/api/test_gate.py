@@ -16,6 +16,7 @@ from torpor.errors import DaemonUnreachable, InvalidRequest, NotAllowed, NotAuth
 from torpor.model_access import Scope
 from torpor.sdk.client import Client
 from torpor.sdk.sync_sandbox import Sandbox
+from torpor.server import limits
 from torpor.server.limits import BODY_LIMIT_BYTES, FAILURES_BURST, SMALL_BODY_BYTES
 
 
@@ -182,7 +183,12 @@ class TestRates:
         """Here the limits hold."""
 
     @pytest.fixture
-    def slow(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tcp]:
+    def slow(
+        self, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+    ) -> Iterator[Tcp]:
+        monkeypatch.setattr(
+            limits, "FAILURES_PER_S", 0.01
+        )  # a slow host may take seconds for a few
         with serving_tcp(Home(tmp_path_factory.mktemp("slow") / "home"), per_s=0.2) as found:
             yield found
 
