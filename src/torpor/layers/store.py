@@ -29,7 +29,7 @@ from torpor.base.fsio import (
 )
 from torpor.base.home import Home
 from torpor.base.ids import is_id
-from torpor.errors import DataDamaged, NotFound, TorporError
+from torpor.errors import Conflict, DataDamaged, NotFound, TorporError
 from torpor.layers.catalog import Catalog
 from torpor.layers.images import Images, Recipe
 from torpor.layers.inventories import INVENTORY, damage_of_inventory, read_inventory
@@ -142,6 +142,10 @@ class LayerStore:
         """Return a template's own snapshots, newest first."""
         return self._catalog.of_template(template_digest)
 
+    def has(self, snapshot_id: SnapshotId) -> bool:
+        """Return whether there is such a snapshot."""
+        return self._catalog.get(snapshot_id) is not None
+
     def get(self, snapshot_id: SnapshotId) -> Manifest:
         """Return a snapshot's manifest. Raises `NotFound`."""
         manifest = self._catalog.get(snapshot_id)
@@ -172,16 +176,20 @@ class LayerStore:
 
         `inventory` is what `manifest.inventory` speaks of: its bytes, or a file that is linked to.
 
-        On failure the snapshot does not exist and its folder is gone.
+        On failure the snapshot does not exist and its folder is gone; one of that id that was there before stays.
 
         Raises:
+            Conflict: there is a snapshot of that id.
             InsufficientResources: the disk is full.
         """
         snapshot_id = manifest.info.id
         staging = self._home.tmp / snapshot_id
+        if self.folder(snapshot_id).exists():
+            raise Conflict(f"there is a snapshot {snapshot_id} already", hint="choose another id")
+        with full_disk_told(f"snapshot {snapshot_id}"):
+            staging.mkdir(mode=0o711)
         try:
             with full_disk_told(f"snapshot {snapshot_id}"):
-                staging.mkdir(mode=0o711)
                 staging.chmod(0o711)
                 devices.rename(staging / DEVICES)
                 seal(staging / DEVICES)
@@ -194,8 +202,10 @@ class LayerStore:
                 fsync_dir(self._home.layers)
                 publish_dir(staging, self.folder(snapshot_id))
         except BaseException:
-            remove_tree(staging)
-            remove_tree(self.folder(snapshot_id))  # its name may not be durable: better none at all
+            if staging.exists():
+                remove_tree(staging)
+            else:  # it was renamed, by us; its name may not be durable: better none at all
+                remove_tree(self.folder(snapshot_id))
             raise
         reach("snapshot.published")
         self._catalog.add(manifest)

@@ -30,12 +30,23 @@ def digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def damage_of(ref: LayerRef, path: Path) -> str | None:
-    """Return what is wrong with the file of `ref`; None when it is what was written."""
+def misfit_of(ref: LayerRef, path: Path) -> str | None:
+    """Return what can be seen to be wrong with the file of `ref` without reading it; None: nothing."""
     try:
         size = path.stat().st_size
-        if size != ref.size_bytes:
-            return f"it has {size} bytes instead of {ref.size_bytes}"
+    except FileNotFoundError:
+        return "it is missing"
+    except OSError as exc:
+        return f"it cannot be read: {exc}"
+    return None if size == ref.size_bytes else f"it has {size} bytes instead of {ref.size_bytes}"
+
+
+def damage_of(ref: LayerRef, path: Path) -> str | None:
+    """Return what is wrong with the file of `ref`; None when it is what was written."""
+    problem = misfit_of(ref, path)
+    if problem is not None:
+        return problem
+    try:
         return None if digest(path) == ref.sha256 else "its content is not what was written"
     except FileNotFoundError:
         return "it is missing"

@@ -176,6 +176,7 @@ async def let_run(m: SandboxMachine, *, paused_before: bool) -> None:
             guest = await m.guest()
             await guest.thaw()
             await guest.quiesce_release(None, "failed")
+            await guest.set_clock(m.parts.clock.now())  # it stood still with the machine
 
 
 def _manifest(
@@ -378,6 +379,9 @@ async def go_on(m: SandboxMachine, guest: Guest | None, *, paused_before: bool) 
             await guest.thaw()
     with contextlib.suppress(InsufficientResources):  # both are in the row; see `switched`
         await _note_switch(m, vmm)
+    if guest is not None and not paused_before:
+        with contextlib.suppress(GuestFailed):  # whoever asks it next is told
+            await guest.set_clock(m.parts.clock.now())  # it stood still with the machine
 
 
 async def _note_switch(m: SandboxMachine, vmm: Vmm) -> None:

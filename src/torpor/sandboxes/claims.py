@@ -48,6 +48,11 @@ class Claims:
         if found is not None and found.holder == holder:
             del self._by_sandbox[sandbox_id]
 
+    def forbids(self, sandbox_id: SandboxId, act: Act) -> bool:
+        """Return whether somebody forbids an act that a sandbox would do by itself."""
+        found = self._by_sandbox.get(sandbox_id)
+        return found is not None and act in found.forbids
+
     def check(self, sandbox_id: SandboxId, act: Act, holder: str | None = None) -> None:
         """Raise `Conflict` when somebody else than `holder` forbids an act."""
         found = self._by_sandbox.get(sandbox_id)

@@ -26,6 +26,7 @@ from torpor.sandboxes.birth import RenewalReason, hostname_of, renewal
 from torpor.sandboxes.fit import check_fits
 from torpor.sandboxes.lifecycle import check_move
 from torpor.sandboxes.machine import SandboxMachine
+from torpor.sandboxes.presence import check_files
 from torpor.sandboxes.room import check_capture, check_start, image_of
 from torpor.sandboxes.volume_capture import asleep, sync_volumes
 from torpor.sandboxes.volume_restore import Plan, plan_return, plan_wake
@@ -112,10 +113,12 @@ async def rollback(
     if memory == "ram":
         check_fits(manifest.info, m.parts.host)
     m.parts.origin(manifest.info.id)  # it may have been deleted while we waited for our turn
-    plan = await plan_return(m, manifest, volumes, is_rollback=True)
     short = m.parts.layers.shortened(manifest)
     with m.parts.pins.held(manifest.info.id, *manifest.layer_ids, *short.layer_ids):
-        if memory == "ram":
+        plan = await plan_return(m, short, volumes, is_rollback=True)
+        is_ram = memory == "ram"
+        await check_files(m.parts, short, plan.points(in_ram=is_ram), devices=is_ram)
+        if is_ram:
             await image_of(m.parts, manifest)
         await check_start(m.parts)
         manifest = short

@@ -65,7 +65,7 @@ from torpor.sandboxes.admission import Sizes, check_memory, check_room, choose_s
 from torpor.sandboxes.birth import RenewalReason
 from torpor.sandboxes.boot import TemplateBooter
 from torpor.sandboxes.capture import Wish
-from torpor.sandboxes.claims import Claim, Claims
+from torpor.sandboxes.claims import Claim
 from torpor.sandboxes.comeback import SLEEP, layers_at
 from torpor.sandboxes.fit import check_fits, misfit
 from torpor.sandboxes.lifecycle import WITH_MACHINE
@@ -211,7 +211,6 @@ class Engine:
             report=parts.report,
             quota_bytes=quota_of(os.environ.get("TORPOR_MEMORY_MAX_MIB_PER_AGENT")),
         ).attend
-        self._claims = Claims()
 
     async def start(self) -> None:
         """Adopt what an earlier daemon left, and begin."""
@@ -402,7 +401,7 @@ class Engine:
 
     async def pause(self, sandbox_id: SandboxId, *, holder: str | None = None) -> SandboxInfo:
         """Stop a sandbox's vCPUs."""
-        self._claims.check(sandbox_id, "pause", holder)
+        self._parts.claims.check(sandbox_id, "pause", holder)
         return await (await self._task(sandbox_id)).pause()
 
     async def resume(self, sandbox_id: SandboxId) -> SandboxInfo:
@@ -417,7 +416,7 @@ class Engine:
         quiesce: QuiesceSpec | None = None,
     ) -> SnapshotInfo:
         """Put a sandbox to sleep; return the snapshot at which it sleeps."""
-        self._claims.check(sandbox_id, "hibernate")
+        self._parts.claims.check(sandbox_id, "hibernate")
         wish = replace(SLEEP, consistency=consistency, quiesce=check_quiesce(consistency, quiesce))
         check_snapshot(wish)
         info = await (await self._task(sandbox_id)).hibernate(wish)
@@ -443,10 +442,11 @@ class Engine:
         """Put a sandbox back to a snapshot."""
         check_memory_choice(memory)
         check_mode(volumes)
-        self._claims.check(sandbox_id, "rollback", holder)
+        self._parts.claims.check(sandbox_id, "rollback", holder)
         await self._look_at_host()
         manifest = self._parts.layers.get(check_snapshot_id(snapshot_id))
         task = await self._task(sandbox_id)
+        self._parts.claims.check(sandbox_id, "rollback", holder)  # somebody may have come meanwhile
         await task.rollback(
             manifest,
             memory,
@@ -470,9 +470,9 @@ class Engine:
     async def claim(self, sandbox_id: SandboxId, claim: Claim | None, holder: str) -> None:
         """Claim a sandbox for `holder`, or with None end its claim."""
         if claim is None:
-            self._claims.drop(sandbox_id, holder)
+            self._parts.claims.drop(sandbox_id, holder)
         else:
-            self._claims.put(sandbox_id, claim)
+            self._parts.claims.put(sandbox_id, claim)
 
     async def set_ttl(
         self, sandbox_id: SandboxId, ttl_seconds: int | None, *, on_timeout: OnTimeout | None = None
@@ -683,6 +683,16 @@ class Engine:
             for t in self._tasks.values()
             if snapshot_id in (t.info.parent_snapshot, t.machine.row.layers.taking)
             and t.info.state in _STANDS_ON_SNAPSHOT
+        )
+
+    def _is_free(self, snapshot_id: SnapshotId) -> bool:
+        """Return whether a snapshot is there, and nobody stands on it, begins from it or protects it."""
+        return (
+            self._parts.layers.has(snapshot_id)
+            and snapshot_id not in self._parts.going
+            and not self._stand_on(snapshot_id)
+            and snapshot_id not in self._parts.pins.now
+            and snapshot_id not in self._parts.protections
         )
 
     async def _remove_snapshot(self, snapshot_id: SnapshotId) -> None:
@@ -930,7 +940,7 @@ class Engine:
         now = self._parts.clock.now()
         snapshots = [self._seen(m) for m in self._parts.layers.snapshots()]
         for snapshot_id in superseded(snapshots, [t.info for t in self._tasks.values()], now):
-            if not self._stand_on(snapshot_id) and snapshot_id not in self._parts.pins.now:
+            if self._is_free(snapshot_id):  # what was so before the last removal may be so no more
                 await self._remove_snapshot(snapshot_id)
         await self.collect()
         await self._moves.follow_rollbacks()

@@ -21,6 +21,7 @@ from torpor.layers.store import LayerStore
 from torpor.memory.service import MemoryService
 from torpor.model import SandboxId, SandboxInfo, SandboxState, SnapshotId
 from torpor.model_inventory import Inventory
+from torpor.sandboxes.claims import Claims
 from torpor.sandboxes.events import EventLog
 from torpor.sandboxes.memory_moves import FollowingMemory
 from torpor.sandboxes.protect import Protections
@@ -63,6 +64,8 @@ class Parts:
     connect_guest: ConnectGuest
     clock: Clock
     protections: Protections
+    claims: Claims = field(default_factory=Claims)
+    """Who works on which sandbox."""
     report: Callable[[str, BaseException], None]
     """Takes failures that no caller waits for."""
     host: HostSupport = field(

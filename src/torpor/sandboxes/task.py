@@ -374,26 +374,45 @@ class SandboxTask:
         try:
             if expires is not None and expires <= now:
                 if self.info.on_timeout == "hibernate" and self.info.state is not S.DELETING:
-                    await self._expire_asleep()
+                    await self._by_itself("expiry", self._expire_asleep())
                 else:
                     await self._delete()
             elif sleeps is not None and sleeps <= now:
-                await self._fall_asleep()
+                await self._by_itself("sleep", self._fall_asleep())
         except Exception as exc:  # noqa: BLE001 - whatever it is, this sandbox is still to be served
             self._parts.report(f"deadline of {self.info.id}", exc)
             self._again_at = now + _RETRY
         self._watch()
 
+    async def _by_itself(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        """Do what nobody asked for, so that a delete can break it off."""
+        task = self._current = self._tasks.spawn(_outcome(work), name=f"{name} {self.info.id}")
+        try:
+            await asyncio.wait({task})
+        finally:
+            self._current = None
+        if not task.cancelled():
+            _, error = task.result()
+            if error is not None:
+                raise error
+
     async def _expire_asleep(self) -> None:
+        """Hibernate, once nobody works on the sandbox who forbids it."""
         if self.info.state in (S.RUNNING, S.PAUSED):
+            if self._parts.claims.forbids(self.info.id, "hibernate"):
+                self._again_at = self._parts.clock.now() + _RETRY
+                return
             await comeback.hibernate(self.machine)
         row = replace(self.machine.row, ttl_left=None)
         await self.machine.save(row.with_info(expires_at=None, ttl_seconds=None))
 
     async def _fall_asleep(self) -> None:
-        """Hibernate, unless a command still runs in the machine."""
+        """Hibernate, unless a command still runs in the machine or somebody works on the sandbox who forbids it."""
         guest = await self.machine.guest()
         if any(found.state == "running" for found in await guest.exec_list()):
+            self._worked_at = self._parts.clock.now()
+            return
+        if self._parts.claims.forbids(self.info.id, "hibernate"):
             self._worked_at = self._parts.clock.now()
             return
         if not self._users:
@@ -426,6 +445,8 @@ class SandboxTask:
 
     async def _snapshot(self, wish: capture.Wish) -> Manifest:
         state = self.info.state
+        if (known := self._taken_before(wish)) is not None:
+            return known
         self._check_label(wish.label)
         self._parts.quota.check(self._parts.layers, self.info.id)
         if state is S.HIBERNATED:
@@ -437,6 +458,20 @@ class SandboxTask:
         if state not in (S.RUNNING, S.PAUSED):
             self._require_running()
         return await capture.take(self.machine, wish, paused_before=state is S.PAUSED)
+
+    def _taken_before(self, wish: capture.Wish) -> Manifest | None:
+        """Return the snapshot with the id that is wished for: a repeat of a request finds it carried out."""
+        store, wanted = self._parts.layers, wish.snapshot_id
+        if wanted is None or not store.has(wanted):
+            return None
+        found = store.get(wanted)
+        if found.info.sandbox_id != self.info.id or found.info.label != wish.label:
+            raise Conflict(
+                f"there is another snapshot {wanted} already",
+                hint="choose another id, or leave it out",
+                snapshot_id=wanted,
+            )
+        return found
 
     def _check_label(self, label: str | None) -> None:
         if label is not None and any(

@@ -46,6 +46,10 @@ class Plan:
     _mount_all: bool = False
     _pins: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
+    def points(self, *, in_ram: bool) -> tuple[VolumePoint, ...]:
+        """Return the points whose layers the machine is given; without `in_ram` it boots."""
+        return tuple(p for p, way in self.in_ram if in_ram or way != "throw-away")
+
     async def start(self, manifest: Manifest) -> Vmm:
         """Start the machine with its volumes, paused; see `SandboxMachine.start_restored`."""
         try:

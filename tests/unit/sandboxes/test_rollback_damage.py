@@ -1,0 +1,59 @@
+"""A rollback to a snapshot that is not whole any more: the machine that runs is not ended for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.unit.sandboxes.world import Play, World
+from torpor.errors import DataDamaged
+from torpor.layers.manifest import Manifest
+from torpor.model import MemoryChoice, SandboxState
+
+S = SandboxState
+
+
+def _file(world: World, manifest: Manifest, what: str) -> tuple[str, Path]:
+    """Return what a file of a snapshot is called in an error, and where it is."""
+    store, layer = world.engine._parts.layers, manifest.disk[-1].id
+    if what == "disk":
+        return layer, store.disk_path(layer)
+    return "devices", store.devices(manifest.info.id)
+
+
+@pytest.mark.parametrize("harm", ["gone", "cut"])
+@pytest.mark.parametrize(
+    ("memory", "what"), [("ram", "disk"), ("cold", "disk"), ("ram", "devices")]
+)
+def test_a_rollback_to_what_is_damaged_touches_nothing(
+    play: Play, memory: MemoryChoice, what: str, harm: str
+) -> None:
+    async def scene(world: World) -> None:
+        info = await world.create()
+        snap = await world.engine.snapshot(info.id)
+        await world.engine.snapshot(info.id)
+        manifest = world.engine._parts.layers.get(snap.id)
+        process = world.vmm(info.id).process
+        name, path = _file(world, manifest, what)
+        data = path.read_bytes()
+        path.unlink()
+        if harm == "cut":
+            path.write_bytes(data + b"x")
+        before = await world.engine.get(info.id)
+        with pytest.raises(DataDamaged, match=f"{name}: it "):
+            await world.engine.rollback(info.id, snap.id, memory=memory)
+        assert process.alive(), "the machine was ended"
+        assert await world.engine.get(info.id) == before
+
+    play(scene)
+
+
+def test_a_cold_rollback_needs_no_devices(play: Play) -> None:
+    async def scene(world: World) -> None:
+        info = await world.create()
+        snap = await world.engine.snapshot(info.id)
+        world.engine._parts.layers.devices(snap.id).unlink()
+        assert (await world.engine.rollback(info.id, snap.id, memory="cold")).state is S.RUNNING
+
+    play(scene)
