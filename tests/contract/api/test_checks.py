@@ -197,6 +197,7 @@ def test_init_keeps_what_passes(
         sandbox,
         databases=["/home/agent/state.db", "bad\x07name", 7],
         services=[{"name": "gone", "restarts": 0}, "nonsense"],
+        ports=[{"port": 0, "program": "python3.13"}, {"port": 70000, "program": "my-agent"}],
         notes=["/srv was not looked through to its end"],
     )
     body = rest.ok("POST", url(sandbox, "/init"))
@@ -204,8 +205,8 @@ def test_init_keeps_what_passes(
     assert [(check.kind, check.name) for check in plan.checks] == [
         ("sqlite", "/home/agent/state.db")
     ]
-    assert len(body["left_out"]) == 1
-    assert body["left_out"][0].startswith("required/service:gone: ")
+    kinds = [told.partition(": ")[0] for told in body["left_out"]]
+    assert sorted(kinds) == ["required/process:my-agent", "required/service:gone"]
     assert "# left out, for it does not pass now: required/service:gone" in body["checks"]
     assert "# /srv was not looked through to its end" in body["checks"]
     path = tmp_path / "checks.yaml"

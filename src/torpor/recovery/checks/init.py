@@ -7,6 +7,7 @@ at once on the same machine. A first file is a beginning: it knows that things a
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +35,11 @@ _HEAD = """\
 # It says that these are there; add what shows that they work: http, sqlite queries, a turn of the agent.
 # The reference of all keys is docs/reference/checks.md.
 """
+
+# whose name says nothing of what it runs; the machine's own agent is a python3 too
+_INTERPRETER = re.compile(
+    r"python[0-9.]*|node|nodejs|bun|deno|ruby[0-9.]*|perl|java|php[0-9.-]*|sh|dash|bash"
+)
 
 Groups = dict[str, dict[str, dict[str, Any]]]
 
@@ -117,7 +123,7 @@ def _groups(found: Mapping[str, Any]) -> Groups:
         port, program = entry.get("port"), _text(entry.get("program"))
         if isinstance(port, int) and 0 < port < 65536:
             required.setdefault("port", {})[f"tcp:{port}"] = {"listening": True}
-        if program:
+        if program and not _INTERPRETER.fullmatch(program):
             required.setdefault("process", {})[program] = {"running": True}
     for entry in _objects(found.get("files")):
         path, mode = _text(entry.get("path")), _text(entry.get("mode"))
