@@ -127,6 +127,10 @@ class Command:
         if self._status is not None:
             self._wind_up()
 
+    def lose(self) -> None:
+        """Note, instead of `run`, that nobody can tell whether it was started; if it was, it was killed."""
+        self.state = "lost"
+
     def output(self, which: int, data: bytes) -> None:
         """Keep new output and tell who follows."""
         offset = self.spools[which].kept

@@ -22,7 +22,7 @@ from torpor_guest.command import Command, Request
 from torpor_guest.errors import AgentError
 from torpor_guest.gate import DISK
 from torpor_guest.journal import Journal
-from torpor_guest.launcher import Launcher, Program
+from torpor_guest.launcher import Launcher, Program, StartLost
 from torpor_guest.sandboxfile import SandboxFile
 from torpor_guest.spool import DEFAULT_LIMIT, Spool
 from torpor_guest.users import Image, User, environment, find_user
@@ -133,6 +133,10 @@ class Execs:
             raise errors.from_os(exc, f"keep a record of exec {exec_id}") from exc
         try:
             await self._launch(command, program, wants_stdin=bool(params.get("stdin")))
+        except StartLost:  # it may have run, so its id is used
+            command.lose()
+            self._commands[exec_id] = command
+            DISK.run(partial(self._ended, command))
         except BaseException:
             DISK.run(partial(self._journal.forget, exec_id))
             raise

@@ -28,7 +28,8 @@ async def follow(stream: Stream, command: Command, params: dict[str, Any]) -> di
     if command.state == "lost":
         raise AgentError(
             errors.LOST,
-            f"exec {command.request.exec_id} was running when the guest agent ended; its end is not known",
+            f"how exec {command.request.exec_id} ended is not known: the guest agent,"
+            " or the process with which it starts commands, ended meanwhile",
             exec_id=command.request.exec_id,
         )
     return {"exec": command.info()}

@@ -9,22 +9,24 @@ import errno
 import marshal
 import os
 import signal
-import socket
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Optional
 
-from torpor_guest import errors, spawner
+from torpor_guest import errors, proctree, spawner
 from torpor_guest.cgroups import Cgroups
 from torpor_guest.errors import AgentError
-
-OnExit = Callable[[Optional[int]], None]  # noqa: UP045  # evaluated in Python 3.9
-"""Gets the wait status of a process; None: it has ended, and how is not known."""
+from torpor_guest.spawner_link import Answer, Gone, NotTaken, OnExit, SpawnerLink
+from torpor_guest.threads import in_own_thread
 
 _PR_SET_CHILD_SUBREAPER = 36
-_START_LIMIT_S = 60.0
+START_LIMIT_S = 60.0
+"""How long a start may take before the spawner is given up."""
+_SPAWNERS_MOST = 2
+"""How many spawners are asked for one start: one may just have died, before it took the request."""
+
+
+class StartLost(AgentError):
+    """Raised when whether a process was started is not known; if it was, it has been killed."""
 
 
 @dataclass
@@ -48,24 +50,16 @@ class Child:
     cgroup: str
 
 
-@dataclass
-class _Asked:
-    """What the spawner is to answer."""
-
-    answer: asyncio.Future[tuple[bytes, int, int]]
-    on_exit: OnExit
-
-
 class Launcher:
     """Owns the spawner, and the reaping of all our children."""
 
     def __init__(self, cgroups: Cgroups) -> None:
         self.cgroups = cgroups
-        self._on_exit: dict[int, OnExit] = {}
-        self._control: socket.socket | None = None
-        self._spawner_pid = 0
-        self._received = b""
-        self._asked: _Asked | None = None
+        self._link: SpawnerLink | None = None
+        self._links: dict[int, SpawnerLink] = {}
+        """All spawners that have not been reaped, by pid."""
+        self._orphans: dict[int, OnExit] = {}
+        """Processes whose spawner died: our own children now."""
         self._turn = asyncio.Lock()
         self._groups = 0
         self._lingering: set[str] = set()
@@ -75,12 +69,13 @@ class Launcher:
         """Become the parent of all orphans below us, and start the spawner."""
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, *map(ctypes.c_ulong, (1, 0, 0, 0)))
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._reap)
-        self._start_spawner()
+        self._open_link()
 
     async def launch(self, program: Program, fds: Sequence[int], on_exit: OnExit) -> Child:
         """Start `program` with stdin, stdout and stderr from `fds`; `on_exit` is told of its end.
 
         Raises:
+            StartLost: whether it was started is not known; if it was, it has been killed. `on_exit` is not told.
             AgentError: it could not be started; nothing runs.
         """
         own = [os.dup(fd) for fd in fds]  # a cancelled caller closes its own before they are sent
@@ -101,45 +96,58 @@ class Launcher:
     async def _launch(self, program: Program, fds: list[int], on_exit: OnExit) -> Child:
         try:
             async with self._turn:
-                return await self._ask(program, fds, on_exit)
+                cgroup, answer = await self._ask(program, fds, on_exit)
         finally:
             for fd in fds:
                 os.close(fd)
-
-    async def _ask(self, program: Program, fds: list[int], on_exit: OnExit) -> Child:
-        loop = asyncio.get_running_loop()
-        control = self._control or self._start_spawner()
-        self._groups += 1
-        parent = self.cgroups.parent
-        cgroup = f"{parent}/{os.getpid()}-{self._groups}" if parent else ""
-        asked = self._asked = _Asked(loop.create_future(), on_exit)
-        timer = loop.call_later(_START_LIMIT_S, self._give_up)
-        try:
-            await self._send(control, program, cgroup, fds)
-            kind, value, step = await asked.answer
-        except OSError as exc:  # whether it was started is not known, so it is not tried again
-            if cgroup:
-                self.cgroups.kill(cgroup)
-            self.release(cgroup)
-            raise AgentError(errors.FAILED, "the agent cannot make processes") from exc
-        finally:
-            timer.cancel()
-            self._asked = None
+        if answer is None:
+            await self._end_lost(program, cgroup)
+            raise StartLost(
+                errors.LOST,
+                "the process that makes the agent's processes ended meanwhile;"
+                " whether the command was started is not known",
+            )
+        kind, value, step = answer
         if kind == spawner.STARTED:
             return Child(value, cgroup)
         self.release(cgroup)
         raise _refusal(spawner.STEPS[step], value, program)
 
-    async def _send(
-        self, control: socket.socket, program: Program, cgroup: str, fds: list[int]
-    ) -> None:
-        body = marshal.dumps(
-            (cgroup, program.user, program.cwd, program.programs, program.argv, program.env)
+    async def _ask(
+        self, program: Program, fds: list[int], on_exit: OnExit
+    ) -> tuple[str, Answer | None]:
+        """Return the cgroup and what the spawner answered; None: it took the request, and is gone."""
+        parent = self.cgroups.parent
+        for _ in range(_SPAWNERS_MOST):
+            try:
+                link = self._open_link()
+            except OSError as exc:
+                raise errors.from_os(exc, "start the process that makes processes") from exc
+            self._groups += 1
+            cgroup = f"{parent}/{os.getpid()}-{self._groups}" if parent else ""
+            body = marshal.dumps(
+                (cgroup, program.user, program.cwd, program.programs, program.argv, program.env)
+            )
+            request = len(body).to_bytes(4, "big") + body
+            try:
+                return cgroup, await link.ask(request, fds, on_exit, START_LIMIT_S)
+            except Gone:  # it is not tried again
+                return cgroup, None
+            except NotTaken:
+                if link.was_given_up:
+                    break
+        raise AgentError(
+            errors.FAILED, "the agent cannot make processes; the command was not started"
         )
-        data = len(body).to_bytes(4, "big") + body
-        sent = socket.send_fds(control, [data], fds)
-        if sent < len(data):
-            await asyncio.get_running_loop().sock_sendall(control, data[sent:])
+
+    async def _end_lost(self, program: Program, cgroup: str) -> None:
+        """Kill what may have been started."""
+        marker = program.env.get(os.fsencode(proctree.MARKER))
+        if cgroup:
+            self.cgroups.kill(cgroup)
+        elif marker:
+            await in_own_thread(proctree.kill_tree, -1, os.fsdecode(marker))
+        self.release(cgroup)
 
     def kill(self, child: Child) -> None:
         """Kill a process that `launch` returned and that has not ended, with all that descends from it."""
@@ -156,78 +164,25 @@ class Launcher:
 
     def close(self) -> None:
         """Let the spawner go."""
-        self._drop_spawner()
+        if self._link:
+            self._link.close()
 
-    # The spawner
+    def _open_link(self) -> SpawnerLink:
+        """Return a spawner that can be asked. Raises `OSError`."""
+        if self._link is None or not self._link.is_open:
+            self._link = SpawnerLink(str(self.cgroups.home or ""), self._on_news)
+            self._links[self._link.pid] = self._link
+        return self._link
 
-    def _start_spawner(self) -> socket.socket:
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        script = str(Path(__file__).with_name("spawner.py"))
-        fd = os.dup(theirs.fileno())
-        theirs.close()
-        os.set_inheritable(fd, True)
-        try:
-            self._spawner_pid = os.posix_spawn(
-                sys.executable,
-                [sys.executable, "-I", "-S", script, str(fd), str(self.cgroups.home or "")],
-                {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "LANG": "C.UTF-8"},
-            )
-        finally:
-            os.close(fd)
-        self._control, self._received = ours, b""
-        asyncio.get_running_loop().add_reader(ours.fileno(), self._on_readable)
-        return ours
-
-    def _on_readable(self) -> None:
-        """Take what the spawner says; a command's end is told after its start."""
-        control = self._control
-        if control is None:
-            return
-        try:
-            data = control.recv(1 << 16)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        self._received += data
-        size = spawner.RECORD.size
-        while len(self._received) >= size:
-            record, self._received = self._received[:size], self._received[size:]
-            self._take(*spawner.RECORD.unpack(record))
-        if not data:
-            self._drop_spawner()
-        elif self._lingering:
+    def _on_news(self) -> None:
+        if self._lingering:
             self._remove_lingering()
-
-    def _take(self, kind: bytes, value: int, more: int) -> None:
-        if kind == spawner.ENDED:
-            self._ended(value, more)
-        elif self._asked and not self._asked.answer.done():
-            if kind == spawner.STARTED:
-                self._on_exit[value] = self._asked.on_exit
-            self._asked.answer.set_result((kind, value, more))
-
-    def _give_up(self) -> None:
-        """End a spawner that does not answer; who waits is told."""
-        if self._spawner_pid:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._spawner_pid, signal.SIGKILL)
-        self._drop_spawner()
-
-    def _drop_spawner(self) -> None:
-        if self._control:
-            asyncio.get_running_loop().remove_reader(self._control.fileno())
-            self._control.close()
-            self._control = None
-        if self._asked and not self._asked.answer.done():
-            self._asked.answer.set_exception(ConnectionResetError("the spawner is gone"))
 
     # The ends of processes
 
     def _reap(self) -> None:
-        """Reap our own children: the spawner, orphans, and what a spawner that died has left us."""
-        is_orphaned = False
+        """Reap our own children: spawners, orphans, and what a spawner that died has left us."""
+        dead = []
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -235,28 +190,32 @@ class Launcher:
                 break
             if not pid:
                 break
-            if pid == self._spawner_pid:
-                is_orphaned = True
-            self._ended(pid, status)
-        if is_orphaned:
-            self._spawner_gone()
+            if pid in self._links:
+                dead.append(self._links[pid])
+            else:
+                self._ended(pid, status)
+        for link in dead:
+            self._spawner_gone(link)
         self._remove_lingering()
 
-    def _spawner_gone(self) -> None:
-        """After the spawner died: whoever is not our child now had ended before, and nobody told how."""
-        self._spawner_pid = 0
-        while self._control is not None:  # what it had still said
-            self._on_readable()
-        for pid in list(self._on_exit):
+    def _spawner_gone(self, link: SpawnerLink) -> None:
+        """After a spawner died: who of its own is not our child now had ended before, and nobody told how."""
+        del self._links[link.pid]
+        link.close()
+        for pid, on_exit in link.children.items():
             try:
                 os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
-                self._ended(pid, None)
+                on_exit(None)
+            else:
+                self._orphans[pid] = on_exit
 
-    def _ended(self, pid: int, status: int | None) -> None:
-        on_exit = self._on_exit.pop(pid, None)
-        if on_exit:
-            on_exit(status)
+    def _ended(self, pid: int, status: int) -> None:
+        for children in (self._orphans, *(link.children for link in self._links.values())):
+            on_exit = children.pop(pid, None)
+            if on_exit:
+                on_exit(status)
+                return
 
     def _remove_lingering(self) -> None:
         self._lingering = {group for group in self._lingering if not self.cgroups.remove(group)}

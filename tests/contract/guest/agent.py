@@ -32,6 +32,7 @@ class Agent:
     epoch: int = 0
     state: Path | None = None
     clients: list[GuestClient] = field(default_factory=list)
+    env: dict[str, str] = field(default_factory=dict)
 
     @property
     def root(self) -> Path:
@@ -68,6 +69,7 @@ class Agent:
                     "PYTHONPATH": f"{SOURCES}:{TESTS}",
                     "PATH": str(self.folder / "bin"),
                     "TORPOR_TEST_ROOT": str(self.root),
+                    **self.env,
                 },
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -125,10 +127,14 @@ class Agent:
 
 @contextlib.contextmanager
 def running_agent(
-    folder: Path, *, cgroup: str = "none", state: Path | None = None
+    folder: Path,
+    *,
+    cgroup: str = "none",
+    state: Path | None = None,
+    env: dict[str, str] | None = None,
 ) -> Iterator[Agent]:
     """Run an agent; after it nothing of it runs any more."""
-    agent = Agent(folder, cgroup, state=state)
+    agent = Agent(folder, cgroup, state=state, env=env or {})
     (folder / "bin").mkdir(parents=True)
     agent.start()
     try:
@@ -157,6 +163,52 @@ def _processes_in(folder: Path) -> list[str]:
                 if str(folder).encode() in command or where.is_relative_to(folder):
                     found.append(f"{entry.name}: {command!r}")
     return found
+
+
+def spawner_of(agent: Agent) -> int:
+    """Return the process that starts the agent's commands."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (entry / "cmdline").read_bytes()
+            parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
+            if b"spawner.py" in words and int(parent) == agent.pid:
+                return int(entry.name)
+    raise AssertionError("the agent has no spawner")
+
+
+def cgroup_root() -> Path | None:
+    """A cgroup v2 folder in which tests may make groups; None if there is none."""
+    for folder in (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup")):
+        if (folder / "cgroup.controllers").exists() and os.access(folder, os.W_OK):
+            return folder
+    return None
+
+
+@contextlib.contextmanager
+def cgroup_choice(kind: str) -> Iterator[str | None]:
+    """Make a group for an agent's commands; None where that cannot be. `kind` `sessions` needs none."""
+    root = cgroup_root()
+    if kind == "sessions" or root is None:
+        yield "none" if kind == "sessions" else None
+        return
+    group = root / f"torpor-test-{os.getpid()}-{time.monotonic_ns()}"
+    group.mkdir()
+    try:
+        yield str(group)
+    finally:
+        remove_groups(group)
+
+
+def remove_groups(group: Path) -> None:
+    """Remove a group and those below it, as soon as nothing runs in them."""
+    deadline = time.monotonic() + 5
+    while group.exists():
+        try:
+            for folder in sorted(group.glob("**/"), key=lambda p: -len(p.parts)):
+                folder.rmdir()
+        except OSError:
+            assert time.monotonic() < deadline, f"something runs in {group}"
+            time.sleep(0.01)
 
 
 async def eventually(check: Callable[[], object], *, within_s: float = 5.0) -> None:

@@ -4,6 +4,8 @@ Whatever would freeze a file system, set a clock or change the identity of this 
 (JSON lines) instead, and `root/refuse` names the calls that fail: {"freeze": [errno, how many succeed before]}.
 While "frozen", every write to a disk by the agent's own loop is noted in `root/blocked`, because in a real guest
 it would have blocked there, and every write by another of its threads in `root/waited`.
+
+`TORPOR_TEST_SPAWNER` names another script for the spawner, `TORPOR_TEST_START_LIMIT_S` how long a start may take.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 sys.modules["ssl"] = None  # type: ignore[assignment]  # as the program itself does
 
 from tests.fakes.guest_kernel import PaperKernel, place_of  # noqa: E402
+from torpor_guest import launcher, spawner_link  # noqa: E402
 from torpor_guest.main import main  # noqa: E402
 
 if TYPE_CHECKING:
@@ -99,4 +102,7 @@ if __name__ == "__main__":
     root.mkdir(parents=True, exist_ok=True)
     paper = FileKernel(root)
     Watch(paper)
+    spawner_link.SCRIPT = os.environ.pop("TORPOR_TEST_SPAWNER", spawner_link.SCRIPT)
+    if limit := os.environ.pop("TORPOR_TEST_START_LIMIT_S", ""):
+        launcher.START_LIMIT_S = float(limit)
     main(paper)

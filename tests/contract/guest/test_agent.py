@@ -8,13 +8,18 @@ import os
 import secrets
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.contract.guest.agent import Agent, eventually, running_agent
+from tests.contract.guest.agent import (
+    Agent,
+    cgroup_choice,
+    eventually,
+    running_agent,
+    spawner_of,
+)
 from tests.contract.guest.steps import collect, content, follow, fresh_id, names, run, stream
 from torpor.errors import (
     CommandLost,
@@ -28,8 +33,6 @@ from torpor.guest.client import GuestClient
 from torpor.model import ExecEnded, ExecOutput, ExecSpec, ExecStarted
 
 pytestmark = pytest.mark.anyio
-
-UNIFIED = (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup"))
 
 
 class Family:
@@ -69,39 +72,13 @@ def family(agent: Agent) -> Family:
     return Family(agent.cgroup)
 
 
-def cgroup_root() -> Path | None:
-    """A cgroup v2 folder in which tests may make groups; None if there is none."""
-    for folder in UNIFIED:
-        if (folder / "cgroup.controllers").exists() and os.access(folder, os.W_OK):
-            return folder
-    return None
-
-
 @pytest.fixture(params=["sessions", "cgroups"])
 def agent(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Agent]:
-    with contextlib.ExitStack() as stack:
-        choice = "none"
-        if request.param == "cgroups":
-            root = cgroup_root()
-            if root is None:
-                pytest.skip("no cgroup v2 folder that we may write to")
-            group = root / f"torpor-test-{os.getpid()}-{time.monotonic_ns()}"
-            group.mkdir()
-            stack.callback(remove_groups, group)
-            choice = str(group)
-        yield stack.enter_context(running_agent(tmp_path / "guest", cgroup=choice))
-
-
-def remove_groups(group: Path) -> None:
-    """Remove a group and those below it, as soon as nothing runs in them."""
-    deadline = time.monotonic() + 5
-    while group.exists():
-        try:
-            for folder in sorted(group.glob("**/"), key=lambda p: -len(p.parts)):
-                folder.rmdir()
-        except OSError:
-            assert time.monotonic() < deadline, f"something runs in {group}"
-            time.sleep(0.01)
+    with cgroup_choice(request.param) as choice:
+        if choice is None:
+            pytest.skip("no cgroup v2 folder that we may write to")
+        with running_agent(tmp_path / "guest", cgroup=choice) as found:
+            yield found
 
 
 async def test_a_timeout_kills_the_whole_tree(family: Family, client: GuestClient) -> None:
@@ -208,17 +185,6 @@ async def test_stopping_the_agent_kills_what_runs(
     await family.until(5)
     await asyncio.to_thread(agent.stop)
     await family.until(0)
-
-
-def spawner_of(agent: Agent) -> int:
-    """Return the process that starts the agent's commands."""
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            words = (entry / "cmdline").read_bytes()
-            parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
-            if b"spawner.py" in words and int(parent) == agent.pid:
-                return int(entry.name)
-    raise AssertionError("the agent has no spawner")
 
 
 async def test_commands_survive_their_spawner(agent: Agent, client: GuestClient) -> None:

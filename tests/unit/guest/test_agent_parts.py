@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -142,11 +143,15 @@ def test_an_end_that_nobody_saw_is_not_made_up() -> None:
     async def scene() -> None:
         ends: list[tuple[int, int | None]] = []
         launcher = Launcher(Cgroups(None))
-        launcher._on_exit = {  # as if they had been its spawner's, which has died
+        link = launcher._open_link()
+        os.kill(link.pid, signal.SIGKILL)
+        os.waitpid(link.pid, 0)
+        link.children = {  # as if it had started them
             1: lambda status: ends.append((1, status)),
             os.getpid(): lambda status: ends.append((2, status)),
         }
-        launcher._spawner_gone()
+        launcher._spawner_gone(link)
+        assert not link.is_open
         assert sorted(ends) == [(1, None), (2, None)]
 
     asyncio.run(scene())
