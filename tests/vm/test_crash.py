@@ -22,6 +22,7 @@ from torpor import Sandbox, Snapshot
 from torpor.base.home import Home
 from torpor.errors import TorporError
 from torpor.model import SandboxState
+from torpor.sdk import client
 
 S = SandboxState
 
@@ -111,9 +112,10 @@ def lived_in(base: str, vm_home: Home) -> Iterator[Sandbox]:
 
 
 def crash(home: Home, point: str, act: Callable[[], object]) -> None:
-    """Do `act` with a daemon that dies at `point`; the next call starts a healthy one."""
+    """Do `act` with a daemon that dies at `point`, and do not ask again; the next call starts a healthy one."""
     with FaultyDaemon(home, point) as daemon:
-        with contextlib.suppress(TorporError):
+        with pytest.MonkeyPatch.context() as patch, contextlib.suppress(TorporError):
+            patch.setattr(client, "RETRY_LIMIT_S", 0.0)
             act()
         assert daemon.died(), f"{point} was never reached"
 
@@ -179,6 +181,21 @@ def test_snapshot(lived_in: Sandbox, vm_home: Home, point: str) -> None:
         assert_alive(restored)
     for snapshot in (*new, after):
         Snapshot.delete(snapshot.id)
+    assert_nothing_is_left(vm_home)
+
+
+@pytest.mark.parametrize("point", ["snapshot.intent", "snapshot.durable", "snapshot.published"])
+def test_a_snapshot_that_is_asked_for_again_is_taken_once(
+    lived_in: Sandbox, vm_home: Home, point: str
+) -> None:
+    before = {s.id for s in Snapshot.list()}
+    with FaultyDaemon(vm_home, point) as daemon:
+        taken = lived_in.snapshot(label="again")
+        assert daemon.died()
+    assert [s.id for s in Snapshot.list() if s.id not in before] == [taken.id]
+    assert Snapshot.verify(taken.id).ok
+    assert_alive(lived_in)
+    Snapshot.delete(taken.id)
     assert_nothing_is_left(vm_home)
 
 
