@@ -26,11 +26,21 @@ _FICLONE = 0x40049409
 
 def write_atomic(path: Path, data: bytes, *, mode: int = 0o600) -> None:
     """Replace `path` with `data`; on any failure the old content stays and no temporary file is left."""
+    with replacing(path, mode=mode) as file:
+        file.write(data)
+
+
+@contextlib.contextmanager
+def replacing(path: Path, *, mode: int = 0o600) -> Iterator[BinaryIO]:
+    """Enter with a file that takes the place of `path`, durably, when the block ends.
+
+    On any failure the old content stays and no temporary file is left.
+    """
     fd, tmp = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
     try:
         with os.fdopen(fd, "wb") as file:
             os.fchmod(file.fileno(), mode)
-            file.write(data)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(tmp, path)

@@ -119,8 +119,9 @@ class MemoryFiles:
         doomed = [f for f in self.files() if f.path == where or f.path.startswith(f"{where}/")]
         if where == ROOT or not doomed:
             raise NotFound(f"there is no file {where}")
-        for found in doomed:
-            self._space.expire(found.fact, reason=f"delete {found.path}")
+        with self._space.atomically():
+            for found in doomed:
+                self._space.expire(found.fact, reason=f"delete {found.path}")
         return f"Successfully deleted {where}"
 
     def rename(self, old_path: str, new_path: str) -> str:
@@ -134,8 +135,9 @@ class MemoryFiles:
         target = self._file_path(new_path)
         if self._find(target) is not None:
             raise Conflict(f"{target} exists", hint="delete it first")
-        self._write(target, found.content, f"rename {found.path} to {target}")
-        self._space.expire(found.fact, reason=f"rename to {target}")
+        with self._space.atomically():
+            self._write(target, found.content, f"rename {found.path} to {target}")
+            self._space.expire(found.fact, reason=f"rename to {target}")
         return f"Successfully renamed {found.path} to {target}"
 
     def files(self) -> list[MemoryFile]:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from torpor.base.fsio import write_atomic
+from torpor.base.fsio import replacing
 from torpor.errors import Conflict, DataDamaged, HostNotReady, NotFound
 from torpor.memory import chain
 from torpor.memory.rows import EXPORTED, TABLES, EpisodeRow, FactRow, StateRow, Txn, columns
@@ -43,19 +44,24 @@ def export(store: Store, path: Path) -> Exported:
     with store.transaction():  # one moment of the memory, also while others write
         last = store.newest(Txn, {"tx": store.last_tx()})
         head = last.hash if last is not None else chain.GENESIS
-        rows = [row for table in EXPORTED for row in store.stream(table)]
-        key = store.meta("id_key") or ""
-    return write_lines(path, rows, head, key)
+        count = sum(store.count(table, {}) for table in EXPORTED)
+        rows = (row for table in EXPORTED for row in store.stream(table))
+        return write_lines(path, rows, count, head, store.meta("id_key") or "")
 
 
-def write_lines(path: Path, rows: list[tuple[Any, ...]], head: str, id_key: str) -> Exported:
-    """Write header, rows and checksum."""
-    top = {"format": FORMAT, "version": VERSION, "head": head, "id_key": id_key, "rows": len(rows)}
-    body = [json.dumps(top, sort_keys=True).encode() + b"\n", *map(encode, rows)]
-    digest = hashlib.sha256(b"".join(body)).hexdigest()
-    body.append(json.dumps({"sha256": digest}).encode() + b"\n")
-    write_atomic(path, b"".join(body))
-    return Exported(str(path), len(rows), head)
+def write_lines(
+    path: Path, rows: Iterable[tuple[Any, ...]], count: int, head: str, id_key: str
+) -> Exported:
+    """Write header, rows and checksum, a line at a time."""
+    top = {"format": FORMAT, "version": VERSION, "head": head, "id_key": id_key, "rows": count}
+    digest = hashlib.sha256()
+    with replacing(path) as file:
+        header = json.dumps(top, sort_keys=True).encode() + b"\n"
+        for line in itertools.chain((header,), map(encode, rows)):
+            digest.update(line)
+            file.write(line)
+        file.write(json.dumps({"sha256": digest.hexdigest()}).encode() + b"\n")
+    return Exported(str(path), count, head)
 
 
 def import_(store: Store, path: Path, *, verify: bool = True) -> Exported:

@@ -43,7 +43,7 @@ def salvage(path: Path, to: Path) -> Exported:
     if not rows:
         raise DataDamaged(f"nothing in {path} can be read", path=str(path))
     head = next((r.hash for r in reversed(rows) if isinstance(r, Txn)), GENESIS)
-    done = write_lines(to, rows, head, key)
+    done = write_lines(to, rows, len(rows), head, key)
     return Exported(done.path, done.rows, head, lost)
 
 

@@ -101,6 +101,10 @@ class Space:
         """The memory as files under `/memories`, for an agent with a file-based memory tool."""
         return MemoryFiles(self)
 
+    def atomically(self) -> AbstractContextManager[None]:
+        """Enter with all that is written in the block durable together, or none of it; others wait meanwhile."""
+        return self._line.store.transaction()
+
     def info(self) -> SpaceInfo:
         """Return what is so about this memory now."""
         head = self._line.head()

@@ -247,7 +247,7 @@ def test_the_faces_have_the_same_methods(
     embedded: type, remote: type, sync: type, apart: set[str]
 ) -> None:
     properties = {"agent", "branch", "epoch", "tx"} if embedded is Space else set()
-    local = {"verify_chain", "plan_of"} if embedded is Space else set()
+    local = {"verify_chain", "plan_of", "atomically"} if embedded is Space else set()
     more = {"ask"} if embedded is Space else set()
     assert _names(remote) - more == _names(embedded) - properties - local
     assert _names(sync) - more == _names(embedded) - local

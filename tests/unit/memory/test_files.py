@@ -2,7 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from torpor.errors import Conflict, InvalidRequest, LimitExceeded, NotFound
+from torpor.errors import (
+    Conflict,
+    InsufficientResources,
+    InvalidRequest,
+    LimitExceeded,
+    NotFound,
+)
 from torpor.memory import Space
 from torpor.memory.files import MemoryFiles, check_path
 
@@ -128,3 +134,23 @@ def test_facts_are_no_files(files: MemoryFiles, mem: Space) -> None:
     assert files.files() == []
     with pytest.raises(NotFound):
         files.view("/memories/x")
+
+
+def test_a_rename_that_fails_half_way_did_nothing(
+    mem: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = mem.files
+    files.create("/memories/a/one", "1")
+    files.create("/memories/a/two", "2")
+
+    def full(*_: object, **__: object) -> None:
+        raise InsufficientResources("the disk is full")
+
+    monkeypatch.setattr(mem, "expire", full)
+    for attempt in (
+        lambda: files.rename("/memories/a/one", "/memories/b"),
+        lambda: files.delete("/memories/a"),
+    ):
+        with pytest.raises(InsufficientResources):
+            attempt()
+    assert [f.path for f in files.files()] == ["/memories/a/one", "/memories/a/two"]
