@@ -81,10 +81,15 @@ class Manifest:
     volumes: tuple[VolumePoint, ...] = ()
 
     @property
+    def refs(self) -> tuple[LayerRef, ...]:
+        """The shared layers it needs, with size and digest."""
+        volumes = (ref for point in self.volumes for ref in point.disk)
+        return (*self.disk, *self.ram, *volumes)
+
+    @property
     def layer_ids(self) -> frozenset[str]:
         """The shared layers it needs."""
-        volumes = (ref for point in self.volumes for ref in point.disk)
-        return frozenset(ref.id for ref in (*self.disk, *self.ram, *volumes))
+        return frozenset(ref.id for ref in self.refs)
 
 
 def to_json(manifest: Manifest) -> dict[str, object]:
@@ -136,12 +141,12 @@ def read_manifest(folder: Path) -> Manifest:
         raise DataDamaged(f"{path} is not a snapshot's manifest: {exc!r}", path=path) from exc
 
 
-def layers_named_in(folder: Path) -> frozenset[str]:
-    """Return every layer that a manifest names, also one that is too damaged to be read."""
+def layers_named_in(folder: Path) -> frozenset[str] | None:
+    """Return every layer that a manifest names, also one that is too damaged; None when its bytes cannot be read."""
     try:
         data = (folder / MANIFEST).read_bytes()
     except OSError:
-        return frozenset()
+        return None
     return frozenset(found.decode() for found in _LAYER_ID.findall(data))
 
 

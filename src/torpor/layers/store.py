@@ -22,7 +22,6 @@ from torpor.base.fsio import (
     fsync_dir,
     fsync_file,
     publish_dir,
-    read_json,
     remove_tree,
     write_atomic,
     write_json,
@@ -31,6 +30,7 @@ from torpor.base.home import Home
 from torpor.base.ids import is_id
 from torpor.errors import Conflict, DataDamaged, NotFound, TorporError
 from torpor.layers.catalog import Catalog
+from torpor.layers.digests import read_note, write_note
 from torpor.layers.images import Images, Recipe
 from torpor.layers.inventories import INVENTORY, damage_of_inventory, read_inventory
 from torpor.layers.manifest import (
@@ -96,6 +96,8 @@ class LayerStore:
         """What was so when `collect` last looked at everything."""
         self._spared: frozenset[str] = frozenset()
         """Layers that damaged manifests name: they may be wanted when one is mended by hand."""
+        self._is_blind = False
+        """Whether the bytes of a manifest could not be read: nobody knows what it needs, and no layer may go."""
         self.damaged: Mapping[SnapshotId, frozenset[str]] = {}
         """Snapshots whose manifests could not be read when the daemon started, with all that may be a template's
         digest in them: the template is to stay too."""
@@ -113,6 +115,7 @@ class LayerStore:
             remove_tree(left) if left.is_dir() else left.unlink()
         problems: list[TorporError] = list(self.merges.load(self._merged_path))
         found, spared, damaged = [], set[str](), dict[SnapshotId, frozenset[str]]()
+        is_blind = False
         for folder in sorted(self._home.snapshots.iterdir()):
             if not is_id(folder.name, "snap"):
                 remove_tree(folder)
@@ -121,11 +124,13 @@ class LayerStore:
                 found.append(read_manifest(folder))
             except NotFound:
                 remove_tree(folder)
-            except DataDamaged as exc:
-                problems.append(exc)
-                spared |= layers_named_in(folder)
+            except (DataDamaged, OSError, RecursionError) as exc:
+                problems.append(_told(folder, exc))
+                named = layers_named_in(folder)
+                is_blind |= named is None
+                spared |= named or frozenset()
                 damaged[SnapshotId(folder.name)] = digests_named_in(folder)
-        self._spared = frozenset(spared)
+        self._spared, self._is_blind = frozenset(spared), is_blind
         self.damaged = damaged
         self._catalog.fill(found)
         return problems
@@ -264,22 +269,35 @@ class LayerStore:
     def ref(self, layer_id: str, path: Path) -> LayerRef:
         """Make a written layer immutable and durable; return its reference with size and digest.
 
-        Size and digest are kept in a file beside it, so that a chain is not read again for each snapshot.
+        Size and digest are kept in a note beside it, so that a chain is not read again for each snapshot. Where the
+        note is damaged, a manifest that names the layer says what was written.
 
         Raises:
             InsufficientResources: the disk is full.
         """
         note = path.with_suffix(".sum")
-        with contextlib.suppress(NotFound):
-            raw = read_json(note, limit_bytes=4096)
-            if isinstance(raw, dict):
-                return LayerRef(layer_id, int(raw["size_bytes"]), str(raw["sha256"]))
+        found = None
+        try:
+            return read_note(note, layer_id)
+        except NotFound:
+            pass
+        except DataDamaged:
+            found = self._named(layer_id)
         with full_disk_told(f"layer {layer_id}"):
-            fsync_file(path)
-            seal(path)
-            found = LayerRef(layer_id, path.stat().st_size, digest(path))
-            write_json(note, {"size_bytes": found.size_bytes, "sha256": found.sha256}, mode=0o400)
+            if found is None:
+                fsync_file(path)
+                seal(path)
+                found = LayerRef(layer_id, path.stat().st_size, digest(path))
+            write_note(note, found)
         return found
+
+    def _named(self, layer_id: str) -> LayerRef | None:
+        """Return what a manifest, or a merged layer's note, says of a layer."""
+        for manifest in self._catalog.all():
+            for ref in (*manifest.refs, *self.shortened(manifest).refs):
+                if ref.id == layer_id:
+                    return ref
+        return None
 
     def image(self, manifest: Manifest) -> Path:
         """Return a snapshot's whole RAM as a file that can be mapped; made from its layers if need be.
@@ -359,6 +377,8 @@ class LayerStore:
         return self.version, asked, *times
 
     def _collect_layers(self, needed: set[str], files: list[Path]) -> int:
+        if self._is_blind:
+            return 0
         used = needed | self._spared
         named = set(used)
         for manifest in self._catalog.all():
@@ -481,3 +501,12 @@ def removed_on_failure(*paths: Path) -> Iterator[None]:
         for path in paths:
             path.unlink(missing_ok=True)
         raise
+
+
+def _told(folder: Path, exc: Exception) -> TorporError:
+    """Return why a snapshot's manifest cannot be used as an error of ours."""
+    if isinstance(exc, TorporError):
+        return exc
+    told = DataDamaged(f"{folder / MANIFEST} cannot be read: {exc!r}", path=folder / MANIFEST)
+    told.__cause__ = exc
+    return told

@@ -67,13 +67,15 @@ async def wake(m: SandboxMachine) -> None:
     """Let a hibernated sandbox go on at the exact instruction. Idempotent. After a failure it sleeps on."""
     if m.info.state is S.RUNNING:
         return
-    manifest = m.parts.layers.shortened(sleeping_at(m))
+    whole = sleeping_at(m)
+    manifest = m.parts.layers.shortened(whole)
     check_fits(manifest.info, m.parts.host)
     plan = plan_wake(m, manifest)
-    await check_start(m.parts)
     before = m.row.layers
     layers = replace(layers_at(manifest), active=new_id("lyr"))
-    with m.parts.pins.held(*layers.ids):  # until the row says so
+    # until the row says so
+    with m.parts.pins.held(whole.info.id, *whole.layer_ids, *manifest.layer_ids, *layers.ids):
+        await check_start(m.parts)
         async with m.parts.memory_for(m.info):
             await m.move(S.WAKING, layers=layers, generation=m.info.generation + 1)
     reach("wake.intent")
@@ -104,7 +106,8 @@ async def rollback(
     """
     if since_generation is not None and _is_back(m, manifest, since_generation):
         return
-    check_move(m.info.id, m.info.state, S.RESTORING)
+    if m.info.state is not S.RESTORING:  # else it is made again
+        check_move(m.info.id, m.info.state, S.RESTORING)
     if manifest.info.template_digest != m.info.template_digest:
         raise WrongState(
             f"snapshot {manifest.info.id} is of another template than sandbox {m.info.id}",
@@ -156,6 +159,21 @@ async def rollback(
             await m.settle(S.FAILED, error=f"rollback to {manifest.info.id} failed: {exc}")
         raise
     reach("rollback.outcome")
+
+
+async def rollback_again(
+    m: SandboxMachine, manifest: Manifest, memory: MemoryChoice, volumes: VolumesMode | None
+) -> None:
+    """Make a rollback again that a daemon's death broke off; its row still says so, should this one die too.
+
+    After a failure the sandbox is `failed`, and there is nothing that could go on as it was.
+    """
+    try:
+        await rollback(m, manifest, memory, volumes)
+    except Exception as exc:
+        if m.info.state is S.RESTORING:
+            await m.settle(S.FAILED, error=f"rollback to {manifest.info.id} failed: {exc}")
+        raise
 
 
 def _is_back(m: SandboxMachine, manifest: Manifest, since_generation: int) -> bool:

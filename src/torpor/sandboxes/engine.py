@@ -232,7 +232,7 @@ class Engine:
                 found.task.connect()
             if found.rollback_to is not None:
                 self._supervisor.launch(
-                    found.task.rollback(found.rollback_to, found.memory, found.volumes),
+                    found.task.rollback_again(found.rollback_to, found.memory, found.volumes),
                     name="rollback again",
                 )
         try:
@@ -299,19 +299,20 @@ class Engine:
         origin = store.shortened(self._parts.origin(check_snapshot_id(snapshot_id)))
         row = self._row_of(origin, spec)
         info = row.info
-        await self._moves.intend_new(
-            info,
-            origin.info.watermark,
-            is_fork=reason == "fork",
-            policy=spec.agent_memory,
-            others=[t.info.id for t in self._tasks.values() if t.info.agent == info.agent],
-        )
-        try:
-            await self._begin(origin, row, spec, reason)
-        except Exception:
-            if info.id not in self._tasks:
-                await self._moves.withdraw(info.id)
-            raise
+        with self._parts.pins.held(origin.info.id, *origin.layer_ids):
+            await self._moves.intend_new(
+                info,
+                origin.info.watermark,
+                is_fork=reason == "fork",
+                policy=spec.agent_memory,
+                others=[t.info.id for t in self._tasks.values() if t.info.agent == info.agent],
+            )
+            try:
+                await self._begin(origin, row, spec, reason)
+            except Exception:
+                if info.id not in self._tasks:
+                    await self._moves.withdraw(info.id)
+                raise
         return await self.get(info.id)  # memory follows when it is first asked for
 
     async def _begin(
@@ -714,13 +715,14 @@ class Engine:
         return tuple(row for row in rows if row.info.state is not SandboxState.HIBERNATED)
 
     def _images_in_use(self) -> tuple[frozenset[SnapshotId], frozenset[SnapshotId]]:
-        """Return the snapshots whose RAM images machines map, and those at which sandboxes sleep."""
+        """Return the snapshots whose RAM images machines map or are about to, and those at which sandboxes sleep."""
         asleep = (
             task.info.parent_snapshot
             for task in list(self._tasks.values())
             if task.info.state is SandboxState.HIBERNATED
         )
-        return self._mapped(), frozenset(found for found in asleep if found is not None)
+        begun = frozenset(SnapshotId(p) for p in self._parts.pins.now if is_id(p, "snap"))
+        return self._mapped() | begun, frozenset(found for found in asleep if found is not None)
 
     async def _look_at_host(self) -> None:
         self._parts.host = await self._parts.driver.probe()

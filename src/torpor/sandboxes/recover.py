@@ -98,7 +98,6 @@ async def _by_state(parts: Parts, row: SandboxRow) -> Recovered | None:
         case S.RESTORING:
             await _end(parts, row)
             target = parts.layers.get(SnapshotId(row.info.parent_snapshot or ""))
-            row = await _saved(parts, row, S.FAILED, "the daemon ended during a rollback")
             memory: MemoryChoice = "ram" if row.layers.image is not None else "cold"
             mode = check_mode(row.layers.volumes_mode)
             return Recovered(

@@ -184,6 +184,15 @@ class SandboxTask:
             ),
         )
 
+    async def rollback_again(
+        self, manifest: Manifest, memory: MemoryChoice, volumes: VolumesMode | None
+    ) -> None:
+        """Make the rollback again during which a daemon died; if it cannot be, the sandbox is `failed`."""
+        await self._changed(
+            "rollback",
+            lambda: comeback.rollback_again(self.machine, manifest, memory, volumes),
+        )
+
     async def with_machine(
         self, name: str, work: Callable[[SandboxMachine], Coroutine[Any, Any, T]]
     ) -> T:

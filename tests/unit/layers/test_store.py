@@ -13,7 +13,7 @@ import pytest
 
 from tests.unit.layers.shelf import Shelf, make_snapshot
 from torpor.base.ids import new_id
-from torpor.errors import DataDamaged, InsufficientResources, NotFound
+from torpor.errors import Conflict, DataDamaged, InsufficientResources, NotFound
 from torpor.layers import store as module
 from torpor.layers.manifest import LayerRef, Manifest, to_json
 from torpor.layers.store import LayerStore, Needed
@@ -125,6 +125,65 @@ def test_layers_of_a_damaged_manifest_are_kept(shelf: Shelf) -> None:
     assert store.damaged.keys() == {manifest.info.id}
     assert manifest.info.template_digest in store.damaged[manifest.info.id]
     assert shelf.store.damaged == {}
+
+
+@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), RecursionError("too deep")])
+def test_while_a_manifest_cannot_be_read_no_layer_goes(
+    shelf: Shelf, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = shelf.snapshot([shelf.disk()], [shelf.ram({0: 1})])
+    bad = shelf.snapshot([shelf.disk()], [shelf.ram({0: 1})])
+    read, read_bytes = module.read_manifest, Path.read_bytes
+
+    def broken(folder: Path) -> Manifest:
+        if folder.name == bad.info.id:
+            raise error
+        return read(folder)
+
+    def unreadable(path: Path) -> bytes:
+        if path.parent.name == bad.info.id and isinstance(error, OSError):
+            raise error
+        return read_bytes(path)
+
+    monkeypatch.setattr(module, "read_manifest", broken)
+    monkeypatch.setattr(Path, "read_bytes", unreadable)
+    store = LayerStore(shelf.home)
+    (problem,) = store.load()
+    assert isinstance(problem, DataDamaged)
+    assert bad.info.id in problem.message
+    assert store.snapshots() == [good]
+    assert store.damaged.keys() == {bad.info.id}
+    before = shelf.files()
+    assert store.collect(lambda: Needed([])) == 0
+    assert shelf.files() == before
+    monkeypatch.undo()
+    again = shelf.again()
+    again.remove(bad.info.id)
+    assert again.collect(lambda: Needed([])) > 0
+
+
+def test_a_second_snapshot_of_an_id_does_not_touch_the_first(shelf: Shelf) -> None:
+    manifest = shelf.snapshot([shelf.disk()], [shelf.ram({0: 1})])
+    with pytest.raises(Conflict, match=manifest.info.id):
+        shelf.snapshot([], [shelf.ram({0: 1})], id=manifest.info.id)
+    assert shelf.store.verify(manifest.info.id) == []
+    assert shelf.again().snapshots() == [manifest]
+
+
+def test_a_snapshot_whose_id_is_taken_at_the_last_moment_leaves_that_one(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def taken(_: Path, target: Path) -> None:
+        target.mkdir()
+        (target / "manifest.json").write_text("of another")
+        raise FileExistsError(target)
+
+    monkeypatch.setattr(module, "publish_dir", taken)
+    with pytest.raises(FileExistsError):
+        shelf.snapshot([], [shelf.ram({0: 1})])
+    (folder,) = shelf.home.snapshots.iterdir()
+    assert (folder / "manifest.json").read_text() == "of another"
+    assert [p.name for p in shelf.home.tmp.iterdir() if p.is_dir()] == []
 
 
 @pytest.mark.parametrize("step", ["write_json", "publish_dir", "fsync_dir", "seal"])
