@@ -28,7 +28,7 @@ from tests.contract.guest.steps import (
 )
 from torpor.errors import Conflict, GuestUnreachable, LimitExceeded
 from torpor.guest.client import GuestClient
-from torpor.model import ExecOutput, ExecSpec, ExecStarted
+from torpor.model import ExecId, ExecOutput, ExecSpec, ExecStarted
 from torpor_guest import protocol
 from torpor_guest.protocol import Decoder, Frame, encode, encode_message
 
@@ -150,15 +150,17 @@ async def test_garbage_and_broken_rules_harm_one_stream_only(agent: Agent) -> No
         assert host.answer(protocol.CLOSE)["error"]["code"] == "invalid"
         host.send(opening(1, 6, "exec.stdin", exec_id="e1"))  # takes no stdin: closed at once
         assert host.answer(protocol.CLOSE)["error"]["code"] == "conflict"
-        host.send(opening(1, 7, "write", path=f"{agent.folder}/flood"))
+        host.send(opening(1, 8, "exec.run", exec_id="e2", command="sleep 30", stdin=True))
+        host.get(protocol.DATA)  # it runs, and reads nothing
+        host.send(opening(1, 7, "exec.stdin", exec_id="e2"))
         host.send(encode(protocol.DATA, 0, 1, 7, bytes(65536)) * 40)  # beyond any credit
         host.send(encode(protocol.CREDIT, 0, 1, 1, b"xx"))
         found = [host.get(protocol.CLOSE) for _ in range(2)]
         messages = [json.loads(frame.payload)["error"]["message"] for frame in found]
         assert any("credit" in message for message in messages)
     again = await agent.connect()
-    assert (await again.exec_get((await again.exec_list())[0].exec_id)).exec_id == "e1"
-    assert "flood" not in names(agent.folder)
+    assert [found.exec_id for found in await again.exec_list()] == ["e1", "e2"]
+    await again.exec_signal(ExecId("e2"), 9)
     await again.aclose()
 
 
