@@ -154,7 +154,11 @@ def _commands(block: Block) -> Iterator[tuple[int, str, str]]:
     assert starts, f"{block.place}: no line begins with `$ `"
     assert starts[0] == 0, f"{block.place}: the first line does not begin with `$ `"
     for start, end in zip(starts, [*starts[1:], len(shown)], strict=True):
-        yield block.line + start, shown[start][2:], "\n".join(shown[start + 1 : end])
+        command = shown[start][2:]
+        here = re.search(r"<<(\w+)$", command)  # its document belongs to the command
+        after = shown.index(here[1], start) + 1 if here else start + 1
+        lines = [command, *shown[start + 1 : after]]
+        yield block.line + start, "\n".join(lines), "\n".join(shown[after:end])
 
 
 def _compare(place: str, printed: str, wanted: str) -> None:

@@ -105,10 +105,13 @@ async def test_a_repeated_hello_disturbs_nothing(agent: Agent) -> None:
     with RawHost(agent) as host:
         host.send(host.hello(1))
         host.get(protocol.HELLO)
-        host.send(opening(1, 1, "exec.run", exec_id="e1", command="sleep 0.2; echo hi"))
+        go = agent.folder / "go"
+        command = f"until [ -e {go} ]; do sleep 0.05; done; echo hi"
+        host.send(opening(1, 1, "exec.run", exec_id="e1", command=command))
         host.get(protocol.DATA)
         host.send(host.hello(1))
         host.get(protocol.HELLO)
+        go.touch()
         assert host.get(protocol.DATA).payload == b"hi\n"
 
 
