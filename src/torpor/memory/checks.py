@@ -96,6 +96,8 @@ def value_json(value: Json) -> str:
 
 def fold(text: str) -> str:
     """Return text in the form in which names are compared."""
+    if not isinstance(text, str):
+        raise InvalidRequest(f"{text!r:.80} is no name")
     return _SPACE.sub(" ", text).strip().casefold()
 
 
@@ -122,13 +124,13 @@ def choice(kind: type[E], value: object, what: str) -> E:
 
 def fraction(value: float, what: str) -> float:
     """Return a number from 0 to 1."""
-    if not 0 <= value <= 1:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
         raise InvalidRequest(f"{what} must be between 0 and 1, not {value!r}")
     return float(value)
 
 
 def positive(value: int, what: str, most: int) -> int:
     """Return a whole number from 1 to `most`."""
-    if int(value) != value or not 1 <= value <= most:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
         raise InvalidRequest(f"{what} must be from 1 to {most}, not {value!r}")
     return value

@@ -17,7 +17,7 @@ from torpor.memory.rows import Branch, Head, Txn, VectorRow
 from torpor.memory.store import Range, Store
 from torpor.memory.times import to_us
 from torpor.memory.unit import Unit, unit
-from torpor.memory.view import View, load_branch
+from torpor.memory.view import NOW, View, load_branch
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Line:
         if known_at is None or isinstance(known_at, int):
             if known_at is not None and known_at < 0:
                 raise InvalidRequest(f"known_at must not be negative, got {known_at}")
-            return known_at
+            return None if known_at is None else min(known_at, NOW)
         found = self.store.select(Txn, {"at": Range(high=to_us(known_at))})
         return max((txn.tx for txn in found), default=0)
 

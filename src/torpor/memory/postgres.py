@@ -18,6 +18,7 @@ from typing_extensions import override
 
 from torpor.errors import (
     Busy,
+    Conflict,
     DataDamaged,
     HostNotReady,
     InsufficientResources,
@@ -27,7 +28,7 @@ from torpor.errors import (
 from torpor.memory import sql
 from torpor.memory.postgres_schema import MIGRATIONS
 from torpor.memory.rows import TABLES, VectorRow
-from torpor.memory.sqlstore import SqlStore
+from torpor.memory.sqlstore import SqlStore, unstorable
 from torpor.memory.store import Scan, Scope
 
 if TYPE_CHECKING:
@@ -267,6 +268,8 @@ def _typed() -> Iterator[None]:
         yield
     except psycopg.Error as exc:
         raise _translate(exc) from exc
+    except (OverflowError, UnicodeEncodeError) as exc:
+        raise unstorable(exc) from exc
 
 
 def _translate(exc: psycopg.Error) -> TorporError:
@@ -281,6 +284,10 @@ def _translate(exc: psycopg.Error) -> TorporError:
         return InsufficientResources(f"the server has no room; nothing was written: {said}")
     if isinstance(exc, (errors.DataCorrupted, errors.IndexCorrupted)):
         return DataDamaged(f"the memory is damaged: {said}", hint="restore a backup")
+    if isinstance(exc, errors.IntegrityError):
+        return Conflict(f"the memory does not take the row: {said}")
+    if isinstance(exc, errors.DataError):
+        return InvalidRequest(f"a number or text cannot be kept: {said}")
     if isinstance(exc, errors.OperationalError):
         return HostNotReady(f"the database does not answer: {said}", hint="check the address")
     return TorporError(f"the memory's database failed: {said}")

@@ -26,7 +26,7 @@ from torpor.errors import (
 from torpor.memory import sql
 from torpor.memory.rows import VectorRow
 from torpor.memory.sqlite_schema import APPLICATION_ID, MIGRATIONS
-from torpor.memory.sqlstore import SqlStore
+from torpor.memory.sqlstore import SqlStore, unstorable
 from torpor.memory.store import Scan, Scope
 
 _CHECK_BELOW = 64 << 20
@@ -275,6 +275,8 @@ def _typed(path: Path) -> Iterator[None]:
         yield
     except sqlite3.Error as exc:
         raise _translate(path, exc) from exc
+    except (OverflowError, UnicodeEncodeError) as exc:
+        raise unstorable(exc) from exc
 
 
 def _translate(path: Path, exc: sqlite3.Error) -> TorporError:
@@ -288,8 +290,11 @@ def _translate(path: Path, exc: sqlite3.Error) -> TorporError:
         return InsufficientResources(
             f"no space left for {path}; nothing was written", hint="free some space", path=str(path)
         )
-    if primary in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+    is_garbled = str(exc).startswith("Could not decode")
+    if primary in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB) or is_garbled:
         return DataDamaged(f"{path} is damaged: {exc}", hint=_SALVAGE, path=str(path))
+    if primary == sqlite3.SQLITE_CONSTRAINT:
+        return Conflict(f"{path} does not take the row: {exc}", path=str(path))
     if primary in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
         return HostNotReady(f"{path} cannot be opened for writing: {exc}", path=str(path))
     return TorporError(f"the memory in {path} failed: {exc}", path=str(path))

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
-from torpor.errors import TorporError
+from torpor.errors import InvalidRequest, TorporError
 from torpor.memory import sql
 from torpor.memory.rows import TABLES, DocRow, columns
 from torpor.memory.store import Scope, Where
@@ -163,3 +163,9 @@ class SqlStore(ABC):
     def _insert_many(self, rows: Sequence[tuple[Any, ...]]) -> None:
         for table, group in itertools.groupby(rows, type):
             self._run_many(sql.insert(table), group)
+
+
+def unstorable(exc: Exception) -> InvalidRequest:
+    """Return the error for a number or text, such as an id that nobody made, which no row can have."""
+    why = "is over 64 bits" if isinstance(exc, OverflowError) else "is not valid Unicode"
+    return InvalidRequest(f"a number or id {why}")

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -122,6 +122,35 @@ def test_unknown_ids_are_not_found(mem: Space) -> None:
     assert mem.facts() == []
 
 
+def test_ids_and_numbers_that_cannot_be_are_refused(mem: Space) -> None:
+    mem.remember("a", "b", 1)
+    for ask in (
+        lambda: mem.fact("fact_\ud800"),
+        lambda: mem.revert(10**30),
+        lambda: mem.diff(0, 10**30),
+        lambda: mem.recall("b", k=2.5),  # type: ignore[arg-type]
+        lambda: mem.timeline(5),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(InvalidRequest):
+            ask()
+    assert [f.value for f in mem.facts(known_at=10**30)] == [1]
+    assert mem.recall("b", known_at=10**30).items
+
+
+def test_a_time_that_could_never_be_read_is_refused(mem: Space) -> None:
+    late = datetime.max.replace(tzinfo=timezone(timedelta(hours=-5)))
+    with pytest.raises(InvalidRequest, match="1 to 9999"):
+        mem.record("My home is Oslo.", occurred_at=late)
+    mem.record("My city is Oslo since 900 years ago.", occurred_at=datetime(200, 1, 1, tzinfo=UTC))
+    mem.consolidate()
+    assert [(f.value, f.valid_from.year) for f in mem.facts()] == [
+        ("Oslo since 900 years ago", 200)
+    ]
+    with pytest.raises(InvalidRequest, match="1 to 9999"):
+        mem.recall("Oslo", valid_at=late)
+    assert len(mem.episodes()) == 1
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -136,6 +165,10 @@ def test_unknown_ids_are_not_found(mem: Space) -> None:
         {"valid_from": day(2), "valid_to": day(1)},
         {"precision": "about"},
         {"evidence": "ep_1"},
+        {"confidence": "high"},
+        {"valid_from": "2026-01-01"},
+        {"valid_from": datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=5)))},
+        {"expires_at": datetime.max.replace(tzinfo=timezone(timedelta(hours=-5)))},
     ],
 )
 def test_wrong_particulars_of_a_fact_are_refused(mem: Space, wrong: dict[str, Any]) -> None:

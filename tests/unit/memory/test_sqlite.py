@@ -69,6 +69,14 @@ def test_a_damaged_page_is_found_when_it_is_opened(path: Path) -> None:
     assert path.read_bytes() == bytes(data)
 
 
+def test_a_text_that_is_no_text_any_more_is_said_to_be_damaged(path: Path) -> None:
+    with Memory.open(path) as memory:
+        memory.space("a").record("the pomegranate protocol")
+    path.write_bytes(path.read_bytes().replace(b"the pomegranate", b"the \xffomegranate"))
+    with Memory.open(path) as memory, pytest.raises(DataDamaged, match="decode"):
+        memory.space("a").episodes()
+
+
 def test_a_second_writer_waits_and_then_is_told(path: Path) -> None:
     with Memory.open(path) as first, Memory.open(path, busy_timeout_s=0.05) as second:
         one, two = first.space("a"), second.space("a")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from torpor.errors import TorporError
+from torpor.errors import Conflict, InvalidRequest
 from torpor.memory.rows import DerivationRow, RecallItemRow, Txn, VectorRow
 from torpor.memory.sqlite import SqliteStore
 from torpor.memory.store import Contains, Range, Scope, Store
@@ -115,7 +115,20 @@ def test_two_rows_of_one_id_are_refused(store: Store) -> None:
             store.insert(derivation(1))
             store.insert(derivation(1))
 
-    with pytest.raises(TorporError):
+    with pytest.raises(Conflict):
+        write()
+    assert store.count(DerivationRow, {}) == 0
+
+
+def test_ids_and_numbers_that_no_row_can_have_are_refused(store: Store) -> None:
+    with pytest.raises(InvalidRequest, match="Unicode"):
+        store.select(DerivationRow, {"id": "fact_\ud800"})
+
+    def write() -> None:
+        with store.transaction():
+            store.insert(derivation(1, tx=10**30))
+
+    with pytest.raises(InvalidRequest):
         write()
     assert store.count(DerivationRow, {}) == 0
 

@@ -28,7 +28,10 @@ _DAYS = {"day": 1, "week": 7, "month": 30, "year": 365}
 
 def since(sentence: str, said: datetime) -> tuple[datetime | None, str]:
     """Return the moment that a sentence names and its precision; None if it names none or a later one."""
-    found, precision = _named(sentence, said)
+    try:
+        found, precision = _named(sentence, said)
+    except OverflowError:  # 900 years before the year 200
+        return None, "instant"
     if found is None or found > said:
         return None, "instant"
     return found, precision
