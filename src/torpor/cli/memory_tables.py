@@ -210,13 +210,14 @@ def receipt(found: Receipt) -> None:
     """Print the receipt of an erasure."""
     counts = ", ".join(f"{n} {table}" for table, n in found.counts.items() if n)
     if found.dry_run:
-        print_facts({"would erase": counts})
+        print_facts({"would erase": counts or "nothing"})
         return
     print_facts(
         {
             "receipt": found.id,
-            "erased": counts,
+            "erased": counts or "nothing: it had nothing of it",
             "bytes left": found.bytes_left,
+            "left in exports": found.exports_left,
             "verified at": when(found.verified_at),
             "scanned bytes": found.scanned_bytes,
         }

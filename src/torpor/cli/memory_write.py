@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -242,6 +243,12 @@ def erase(
     subject: Annotated[
         str | None, typer.Option("--subject", help="All about a name, and every text that has it.")
     ] = None,
+    exports: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--export", help="Also look into this export; it is not changed. With --file."
+        ),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Count, and erase nothing.")] = False,
     yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
     reason: Reason = "",
@@ -254,8 +261,14 @@ def erase(
 
     It cannot be undone. Copies that were exported or backed up are not reached.
     """
+    if exports and file is None:
+        raise InvalidRequest(
+            "the daemon does not read your exports", hint="export again and remove the old ones"
+        )
     with space_of(file, agent, sandbox) as space:
         erasure = partial(space.erase, fact=fact, episode=episode, session=session, subject=subject)
+        if exports:
+            erasure = partial(erasure, exports=exports)
         if not dry_run and not yes:
             would = erasure(dry_run=True)
             if as_json or not sys.stdin.isatty():
@@ -266,5 +279,5 @@ def erase(
             typer.confirm("Erase it for good?", abort=True, err=True)
         found = erasure(dry_run=dry_run, reason=reason)
     print_json(found) if as_json else tables.receipt(found)
-    if found.bytes_left:
+    if found.bytes_left or found.exports_left:
         raise typer.Exit(DataDamaged.exit_code)

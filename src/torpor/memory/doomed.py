@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
@@ -23,6 +22,7 @@ from torpor.memory.rows import (
 )
 from torpor.memory.store import Contains, Range, Store
 from torpor.memory.view import LAST
+from torpor.memory.words import Says
 
 NOT_A_NAME = frozenset({"user", "agent", "machine", "team", "tool", "document", "system", "we"})
 """Subjects that are roles: a text that has the word is not about anyone."""
@@ -62,6 +62,8 @@ class Doomed:
     branches: list[str] = field(default_factory=list)
     """The branches of this memory; other agents' memories in the file are not touched."""
     word: str | None = None
+    says: Says | None = None
+    """Whether a text has the name in it; None if it is no name."""
 
     def ids(self) -> list[str]:
         """Return the ids of episodes and facts."""
@@ -96,24 +98,25 @@ def _find_subject(store: Store, family: str, name: str, doomed: Doomed) -> None:
     says = None
     if folded not in NOT_A_NAME:
         doomed.word = folded
-        says = re.compile(rf"(?<!\w){re.escape(folded)}(?!\w)", re.IGNORECASE)
+        says = doomed.says = Says(name)
     prefix = f"{family}\x1f{folded}\x1f"
     for fact in store.select(FactRow, {"key": Range(prefix, prefix + LAST)}):
         doomed.facts[fact.id] = fact
     for fact in _maybe(store, FactRow, ("text", "value", "subject", "attribute"), name):
-        if fact.key.startswith(family) and says is not None and says.search(all_text(fact)):
+        if fact.key.startswith(family) and says is not None and says(all_text(fact)):
             doomed.facts[fact.id] = fact
-    for row in _maybe(store, EpisodeRow, ("content", "subjects"), name):
+    for row in _maybe(store, EpisodeRow, ("content", "subjects", "session"), name):
         if row.family != family:
             continue
-        tagged = folded in (checks.fold(s) for s in json.loads(row.subjects))
-        if tagged or (says is not None and says.search(row.content)):
+        subjects = json.loads(row.subjects)
+        tagged = folded in (checks.fold(s) for s in subjects)
+        if tagged or (says is not None and any(map(says, (row.content, row.session, *subjects)))):
             doomed.episodes[row.id] = row
     behind = store.select(EvidenceRow, {"fact": list(doomed.facts)})
     own = [e.episode for e in behind if doomed.facts[e.fact].key.startswith(prefix)]
     _add_episodes(doomed, store.select(EpisodeRow, {"id": list(dict.fromkeys(own))}))
     for effect in store.select(EffectRow, {"branch": doomed.branches}):
-        if says is not None and says.search(f"{effect.key} {effect.what}"):
+        if says is not None and says(f"{effect.key} {effect.what} {effect.outcome}"):
             doomed.effects[effect.id] = effect
 
 
@@ -174,7 +177,6 @@ def _add_own_episodes(store: Store, doomed: Doomed) -> None:
 def _find_logs(store: Store, doomed: Doomed) -> None:
     items = store.select(RecallItemRow, {"owner": doomed.ids()})
     doomed.recalls.update(i.recall for i in items if i.injected)
-    if doomed.word is not None:
-        says = re.compile(rf"(?<!\w){re.escape(doomed.word)}(?!\w)", re.IGNORECASE)
+    if doomed.says is not None:
         logs = store.select(RecallRow, {"branch": doomed.branches})
-        doomed.recalls.update(r.id for r in logs if says.search(r.query))
+        doomed.recalls.update(r.id for r in logs if doomed.says(r.query))

@@ -261,7 +261,8 @@ def fork(line: Line, agent: str, mark: Watermark | None, reason: str) -> str:
                     snapshot=mark.snapshot,
                 )
             parent, at = mark.branch, mark.tx
-        made = _branch_off(work, parent, at, agent, None if mark is None else mark.snapshot, reason)
+        # The reason is the transaction's alone: there an erasure can blank it.
+        made = _branch_off(work, parent, at, agent, None if mark is None else mark.snapshot, "")
         work.put(Head(new_id("head"), work.tx, made.id, agent, 1, work.salt()))
         for effect in latest_effects(line, line.agent, at):
             work.put(

@@ -14,10 +14,9 @@ from types import TracebackType
 
 from torpor.base.clock import Clock, SystemClock
 from torpor.errors import NotFound
-from torpor.memory import chain, checks, jsonl
+from torpor.memory import chain, checks, jsonl, proving
 from torpor.memory.corpus import GENERATION, Corpus
 from torpor.memory.embed.base import Embedder
-from torpor.memory.erasing import Unproven
 from torpor.memory.line import Line, ensure_agent
 from torpor.memory.rows import Branch, DocRow, EpisodeRow, FactRow, Head, VectorRow
 from torpor.memory.salvage import salvage
@@ -39,11 +38,12 @@ class Memory:
         self._clock = clock or SystemClock()
         self._lock = threading.RLock()
         self._corpora: dict[str, Corpus] = {}
-        self._unproven: Unproven = {}
+        self._unproven: proving.Unproven = {}
         if store.meta("id_key") is None:
             with store.transaction():
                 if store.meta("id_key") is None:
                     store.set_meta("id_key", secrets.token_hex(32))
+        proving.finish(store)
 
     @staticmethod
     def open(

@@ -17,6 +17,7 @@ from torpor.memory import (
     erasing,
     machine,
     merging,
+    proving,
     reading,
     recording,
     why,
@@ -71,7 +72,7 @@ DEFAULT_TOKENS = 1200
 class Space:
     """One agent's memory on its current branch, or on one that it is bound to. Safe for threads."""
 
-    def __init__(self, line: Line, corpus: LendCorpus, unproven: erasing.Unproven) -> None:
+    def __init__(self, line: Line, corpus: LendCorpus, unproven: proving.Unproven) -> None:
         self._line = line
         self._corpus = corpus
         self._unproven = unproven
@@ -446,8 +447,10 @@ class Space:
         `subject` takes every fact about a name, the episodes tagged with it, and every text that has the
         name as a word. Exports that were written earlier are searched if they are named, not changed.
 
+        A name that nothing has gives a receipt that counts nothing.
+
         Raises:
-            NotFound: nothing matches.
+            NotFound: there is no such fact, episode or session.
             InvalidRequest: not exactly one selector was given.
         """
         return erasing.erase(
@@ -465,7 +468,7 @@ class Space:
         Raises:
             NotFound: the erasure is verified already, or another process made it.
         """
-        return erasing.verify(self._line, receipt_id, [Path(p) for p in exports], self._unproven)
+        return proving.verify(self._line, receipt_id, [Path(p) for p in exports], self._unproven)
 
     def verify_chain(self, *, expect: str | None = None) -> ChainReport:
         """Compare every row of the file with the hash chain."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterable
 from functools import lru_cache
 
@@ -67,3 +68,22 @@ def excerpt(text: str, terms: Iterable[str], limit_chars: int) -> str:
     start = max(0, min(places, default=0) - limit_chars // 4)
     part = text[start : start + limit_chars]
     return f"{'…' if start else ''}{part}{'…' if start + limit_chars < len(text) else ''}"
+
+
+class Says:
+    """Tells whether a text has a name in it as a word, however its letters and spaces are written."""
+
+    def __init__(self, name: str) -> None:
+        words = r"\s+".join(map(re.escape, _plain(name).split() or [name]))
+        self._pattern = re.compile(rf"(?<!\w){words}(?!\w)")
+
+    def __call__(self, text: str) -> bool:
+        """Return whether the name is in `text`."""
+        return self._pattern.search(_plain(text)) is not None
+
+
+def _plain(text: str) -> str:
+    """Return text without case, and with one code for each letter however it was put together."""
+    if text.isascii():
+        return text.lower()
+    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())

@@ -114,10 +114,37 @@ def test_erasing(cli: Cli) -> None:
     cli("erase", "--subject", "alice", code=InvalidRequest.exit_code)
     assert "--yes" in cli.stderr
     assert "1 episode" in cli("erase", "--subject", "alice", "--dry-run")
-    assert "bytes left     0" in cli("erase", "--subject", "alice", "--yes")
+    assert "bytes left       0" in cli("erase", "--subject", "alice", "--yes")
     assert cli("episodes") == ""
     assert cli("verify").startswith("ok            yes")
     cli("verify", "--expect", "0" * 64, code=DataDamaged.exit_code)
+
+
+def test_a_name_that_nothing_has_gives_a_receipt(cli: Cli) -> None:
+    cli("record", "Bob likes turnips.", "-a", "hermes-1")
+    assert "nothing" in cli("erase", "--subject", "alice", "--dry-run")
+    assert "nothing" in cli("erase", "--subject", "alice", "--yes")
+    cli("erase", "--episode", "ep_x", "--yes", code=NotFound.exit_code)
+    assert "turnips" in cli("episodes")
+
+
+def test_exports_are_searched_where_they_can_be_read(tmp_path: Path) -> None:
+    cli, old = Cli("--file", str(tmp_path / "m.db")), str(tmp_path / "old.jsonl")
+    cli("record", "Alice's number is 555-0100-4242.", "-a", "hermes-1")
+    cli("export", old)
+    shown = cli("erase", "--subject", "alice", "--yes", "--export", old, code=DataDamaged.exit_code)
+    assert "bytes left       0" in shown
+    Cli()(
+        "erase",
+        "--subject",
+        "a",
+        "--yes",
+        "--export",
+        old,
+        "-a",
+        "x",
+        code=InvalidRequest.exit_code,
+    )
 
 
 def test_files(cli: Cli) -> None:

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.unit.memory.fakes import FakeEmbedder
-from torpor.errors import InvalidRequest, NotFound
+from torpor.errors import InsufficientResources, InvalidRequest, NotFound
 from torpor.memory import Memory, Space, Status
 from torpor.memory.rows import TombstoneRow
 
@@ -199,10 +201,97 @@ def test_a_selector_names_one_thing(mem: Space, selector: dict[str, Any]) -> Non
         mem.erase(**selector)
 
 
-def test_nothing_to_erase_is_said(mem: Space) -> None:
-    for selector in ({"fact": "fact_x"}, {"episode": "ep_x"}, {"subject": "nobody"}):
+def test_an_id_that_is_not_there_is_said(mem: Space) -> None:
+    fill(mem)
+    before = mem.tx
+    for selector in ({"fact": "fact_x"}, {"episode": "ep_x"}, {"session": "none"}):
         with pytest.raises(NotFound):
             mem.erase(**selector)  # type: ignore[arg-type]
+    assert mem.tx == before
+
+
+def test_a_name_that_nothing_has_gives_a_receipt_that_counts_nothing(mem: Space) -> None:
+    fill(mem)
+    held = mem.facts()
+    assert set(mem.erase(subject="nobody", dry_run=True).counts.values()) == {0}
+    receipt = mem.erase(subject="nobody")
+    assert set(receipt.counts.values()) == {0}
+    assert (receipt.bytes_left, receipt.verified_at is not None) == (0, True)
+    assert mem.facts() == held
+
+
+@pytest.mark.parametrize("word", ["branch", "decision", "table", "recall", "superseded", "world"])
+def test_words_that_every_memory_has_are_no_trace(mem: Space, word: str) -> None:
+    mem.record(f"the {word} of pomegranates")
+    receipt = mem.erase(subject=word)
+    assert (receipt.counts["episode"], receipt.bytes_left) == (1, 0)
+
+
+def test_a_name_is_found_wherever_it_can_stand(mem: Space, path: Path) -> None:
+    for told in (
+        "Zoe\u0308 called",
+        "ZO\u00cb called",
+        "Jo \n Ann called",
+        "the STRASSE is closed",
+    ):
+        mem.record(told)
+    mem.record("the weather is fine", session="chat with alice")
+    mem.record("the dinner was good", subjects=["alice smith"])
+    mem.effect("mail-7", "sent the invoice")
+    mem.finish_effect("mail-7", "alice has it")
+    mem.fork("hermes-2", reason="alice asked for it")
+    for name in ("Zo\u00eb", "jo ann", "Stra\u00dfe", "alice"):
+        assert mem.erase(subject=name).bytes_left == 0
+    assert mem.episodes() == []
+    assert b"alice" not in bytes_of(path)
+    assert [(e.key, e.what, e.outcome) for e in mem.effects()] == [
+        ("mail-7", "sent the invoice", "erased")
+    ]
+
+
+def test_names_of_agents_and_writers_are_no_trace(memory: Memory) -> None:
+    mem = memory.space("alice", actor="human:alice")
+    mem.record("alice likes tea")
+    memory.space("other").record("turnips", reason="as alice said")
+    receipt = mem.erase(subject="alice")
+    assert (receipt.bytes_left, receipt.counts["episode"]) == (0, 1)
+
+
+def test_what_a_killed_erasure_left_goes_when_memory_is_opened(path: Path) -> None:
+    with Memory.open(path) as memory:
+        memory.space("a").record("the pomegranate protocol is secret")
+    code = (
+        "import os, sys\n"
+        "from torpor.memory import Memory\n"
+        "memory = Memory.open(sys.argv[1])\n"
+        "memory.store.scrub = lambda: os._exit(9)\n"
+        "memory.space('a').erase(subject='pomegranate')\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(path)], check=False).returncode == 9
+    assert b"pomegranate" in bytes_of(path)
+    with Memory.open(path) as memory:
+        assert memory.space("a").episodes() == []
+        assert b"pomegranate" not in bytes_of(path)
+        assert memory.space("a").erase(subject="pomegranate").verified_at is not None
+
+
+def test_a_disk_that_fills_up_after_an_erasure_leaves_its_proof_for_later(
+    memory: Memory, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mem = memory.space("a")
+    mem.record("the pomegranate protocol is secret")
+
+    def full() -> None:
+        raise InsufficientResources("no space left")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(memory.store, "scrub", full)
+        receipt = mem.erase(subject="pomegranate")
+    assert receipt.verified_at is None
+    assert receipt.bytes_left > 0
+    assert mem.episodes() == []
+    assert mem.verify_erasure(receipt.id).bytes_left == 0
+    assert b"pomegranate" not in bytes_of(path)
 
 
 def test_tombstones_hold_no_text_and_no_ids(mem: Space, memory: Memory) -> None:
