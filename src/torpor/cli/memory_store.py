@@ -40,13 +40,19 @@ def export(
 
 def import_(
     path: Annotated[Path, typer.Argument(help="An export.")],
+    salvaged: Annotated[
+        bool,
+        typer.Option("--salvaged", help="It is what a salvage saved: leave out what cannot be."),
+    ] = False,
     file: File = None,
     as_json: AsJson = False,
 ) -> None:
     """Read an export into a memory, which must be empty."""
     with whole_memory(file) as memory:
-        done = memory.import_(path)
-    print_json(done) if as_json else print_facts({"rows": done.rows, "head": done.head})
+        done = memory.import_(path, verify=not salvaged)
+    print_json(done) if as_json else print_facts(
+        {"rows": done.rows, "head": done.head} | ({"lost": done.lost} if salvaged else {})
+    )
 
 
 def salvage(

@@ -17,7 +17,17 @@ from typing import Any
 from torpor.base.fsio import replacing
 from torpor.errors import Conflict, DataDamaged, HostNotReady, NotFound
 from torpor.memory import chain
-from torpor.memory.rows import EXPORTED, TABLES, EpisodeRow, FactRow, StateRow, Txn, columns
+from torpor.memory.rows import (
+    EXPORTED,
+    TABLES,
+    Branch,
+    EpisodeRow,
+    FactRow,
+    StateRow,
+    Txn,
+    columns,
+)
+from torpor.memory.soundness import Soundness
 from torpor.memory.store import Store
 from torpor.model_memory import Exported, SourceKind
 
@@ -67,15 +77,20 @@ def write_lines(
 def import_(store: Store, path: Path, *, verify: bool = True) -> Exported:
     """Read an export into an empty memory.
 
+    Args:
+        verify: refuse an export that does not hold together; without it, such as for a salvaged one, rows that
+            cannot be are left out and counted as lost.
+
     Raises:
         Conflict: the memory is not empty.
-        DataDamaged: the file is not what was exported; nothing was written.
+        DataDamaged: the file is not what was exported, or cannot have been; nothing was written.
         HostNotReady: it is of a newer version.
     """
-    if store.last_tx():
-        raise Conflict("the memory is not empty", hint="import into a new file")
-    rows = 0
+    rows = lost = last = 0
+    sound = Soundness()
     with store.transaction():
+        if store.last_tx():
+            raise Conflict("the memory is not empty", hint="import into a new file")
         lines = _checked(path)
         top = next(lines)
         store.set_meta("id_key", str(top.get("id_key", "")))
@@ -83,15 +98,45 @@ def import_(store: Store, path: Path, *, verify: bool = True) -> Exported:
         indexed: set[tuple[str, str]] = set()
         for line in lines:
             row = _decode(path, line)
+            fault = sound.fault_of(row)
+            if fault is not None:
+                if verify:
+                    raise _unsound(path, fault)
+                lost += 1
+                continue
             store.insert(row)
             rows += 1
             _index(store, row, texts, indexed)
-        report = chain.verify(store)
-        if verify and not report.ok:
-            raise DataDamaged(
-                f"{path} does not hold together: {report.problems[0]}", path=str(path)
-            )
-    return Exported(str(path), rows, report.head)
+            last = max(last, row[0] if isinstance(row, Txn) else row[1])
+        if not verify:
+            _go_on_after(store, last)
+        report = chain.verify(store, str(top.get("head")) if verify else None)
+        if verify:
+            for fault in itertools.chain(sound.faults_at_the_end(), report.problems):
+                raise _unsound(path, fault)
+    return Exported(str(path), rows, report.head, lost)
+
+
+def _go_on_after(store: Store, last: int) -> None:
+    """Write a transaction after all that a salvage saved, if theirs are lost: what is written next comes after it."""
+    found = store.last_tx()
+    if found >= last:
+        return
+    before = store.newest(Txn, {"tx": found})
+    branch = store.newest(Branch, {})
+    at, prev_hash = (before.at, before.hash) if before is not None else (0, chain.GENESIS)
+    digest, root = chain.reason_digest("", b""), chain.root_of([])
+    name = branch.id if branch is not None else ""
+    made = Txn(last, at, "system", "salvage", name, "", b"", digest, root, prev_hash, "")
+    store.insert(made._replace(hash=chain.txn_hash(made)))
+
+
+def _unsound(path: Path, fault: str) -> DataDamaged:
+    return DataDamaged(
+        f"{path} does not hold together: {fault}",
+        hint="what a salvage saved is imported with verify=False (--salvaged)",
+        path=str(path),
+    )
 
 
 def _index(

@@ -152,7 +152,12 @@ class Memory:
         return jsonl.export(self._store, Path(path))
 
     def import_(self, path: str | Path, *, verify: bool = True) -> Exported:
-        """Read an export into this memory, which must be empty; without `verify` also a salvaged one."""
+        """Read an export into this memory, which must be empty; without `verify` also a salvaged one.
+
+        Raises:
+            Conflict: the memory is not empty.
+            DataDamaged: the file was changed, or has rows that no memory can have; nothing was written.
+        """
         done = jsonl.import_(self._store, Path(path), verify=verify)
         with self._lock:
             self._corpora.clear()

@@ -184,13 +184,12 @@ def _said(state: StateRow) -> str:
 
 def _change(view: View, row: FactRow, tx: int, status: str, detail: str) -> Change:
     txn = view.store.newest(Txn, {"tx": tx})
-    assert txn is not None
     return Change(
         tx=tx,
-        at=to_time(txn.at),
-        actor=txn.actor,
-        kind=txn.kind,
-        reason=txn.reason or "",
+        at=to_time(row.valid_from if txn is None else txn.at),
+        actor="unknown" if txn is None else txn.actor,  # a salvage did not find it
+        kind="unknown" if txn is None else txn.kind,
+        reason=(txn.reason or "") if txn is not None else "",
         fact=row.id,
         status=Status(status),
         value=json.loads(row.value),

@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from torpor.errors import DataDamaged, NotFound
 from torpor.memory.chain import GENESIS
@@ -14,6 +15,8 @@ from torpor.memory.rows import EXPORTED, TABLES, Txn, columns
 from torpor.model_memory import Exported
 
 _STEP = 256
+_MISSES = 8
+"""So many steps without a row are taken for the end of a table."""
 
 
 def salvage(path: Path, to: Path) -> Exported:
@@ -27,7 +30,7 @@ def salvage(path: Path, to: Path) -> Exported:
         raise NotFound(f"{path} does not exist", path=str(path))
     lost = 0
     rows: list[tuple[Any, ...]] = []
-    db = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+    db = _opened(path)
     try:
         for table in EXPORTED:
             for row in _rows(db, table):
@@ -47,6 +50,25 @@ def salvage(path: Path, to: Path) -> Exported:
     return Exported(done.path, done.rows, head, lost)
 
 
+def _opened(path: Path) -> sqlite3.Connection:
+    """Open a file that is only read, also where nothing can be written beside it, or its end is missing."""
+    place = quote(str(path))
+    for how in ("mode=ro", "mode=ro&immutable=1"):
+        db = sqlite3.connect(f"file:{place}?{how}", uri=True)
+        try:
+            db.execute("PRAGMA writable_schema = ON")  # tolerate a schema that is damaged in part
+            db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        except sqlite3.OperationalError:
+            if "immutable" in how:
+                return db
+            db.close()
+        except sqlite3.DatabaseError:
+            return db
+        else:
+            return db
+    raise AssertionError("unreachable")
+
+
 def _meta(db: sqlite3.Connection) -> str:
     try:
         row = db.execute("SELECT value FROM meta WHERE key = 'id_key'").fetchone()
@@ -60,13 +82,24 @@ def _rows(db: sqlite3.Connection, table: type[tuple[Any, ...]]) -> Iterator[tupl
     name = TABLES[table]
     try:
         top = int(db.execute(f"SELECT coalesce(max(rowid), 0) FROM {name}").fetchone()[0])  # noqa: S608  # names come from rows.py
-    except sqlite3.OperationalError:
-        raise  # the schema is unreadable: nothing is left
-    except sqlite3.DatabaseError:
+    except sqlite3.DatabaseError:  # its end is gone, or the schema does not name it any more
+        yield from _from_the_start(db, table)
         yield None
         return
     for start in range(0, top + 1, _STEP):
         yield from _between(db, table, start, min(start + _STEP - 1, top))
+
+
+def _from_the_start(
+    db: sqlite3.Connection, table: type[tuple[Any, ...]]
+) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of a table whose last row cannot be found, until nothing more is read."""
+    start, misses = 0, 0
+    while misses < _MISSES:
+        found = [r for r in _between(db, table, start, start + _STEP - 1) if r is not None]
+        yield from found
+        misses = 0 if found else misses + 1
+        start += _STEP
 
 
 def _between(

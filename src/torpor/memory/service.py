@@ -143,9 +143,9 @@ class MemoryService:
         """Write the whole memory to `path` as JSON lines, atomically."""
         return await self.run(lambda memory: memory.export(path))
 
-    async def import_(self, path: Path) -> Exported:
+    async def import_(self, path: Path, *, verify: bool = True) -> Exported:
         """Read an export into this memory, which must be empty. Raises `Conflict` if it is not, `DataDamaged`."""
-        return await self.run(lambda memory: memory.import_(path))
+        return await self.run(lambda memory: memory.import_(path, verify=verify))
 
     async def embed_missing(self) -> int:
         """Embed what the embedder has not embedded yet; return how many texts that were."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol, TypeVar
 
-from torpor.errors import NotFound
+from torpor.errors import DataDamaged, NotFound
 from torpor.memory.rows import Branch, StateRow
 from torpor.memory.store import Scope, Store
 
@@ -48,6 +48,8 @@ class View:
         cutoff = NOW if known_at is None else known_at
         step: Branch | None = branch
         while step is not None:
+            if step.id in self._cutoffs:
+                raise DataDamaged(f"branch {step.id} is its own ancestor", branch=step.id)
             self._cutoffs[step.id] = cutoff
             cutoff = min(cutoff, step.fork_tx)
             step = None if step.parent is None else load_branch(store, step.parent)

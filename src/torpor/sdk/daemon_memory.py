@@ -92,8 +92,11 @@ class AsyncDaemonMemory:
             raise
         return size
 
-    async def import_(self, path: str | Path) -> Exported:
+    async def import_(self, path: str | Path, *, verify: bool = True) -> Exported:
         """Read an export into the daemon's memory, which must be empty: all of it or nothing.
+
+        Args:
+            verify: False for what a salvage saved: what cannot be is left out, and counted as lost.
 
         Raises:
             Conflict: the memory is not empty.
@@ -102,7 +105,11 @@ class AsyncDaemonMemory:
         file = await asyncio.to_thread(Path(path).open, "rb")
         try:
             body = await connection(self._client).call(
-                "PUT", "/v1/memory/import", content=_chunks(file), limit_s=MEMORY_LIMIT_S
+                "PUT",
+                "/v1/memory/import",
+                query={"verify": "true" if verify else "false"},
+                content=_chunks(file),
+                limit_s=MEMORY_LIMIT_S,
             )
         finally:
             file.close()

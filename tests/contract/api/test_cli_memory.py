@@ -190,6 +190,9 @@ def test_salvage(tmp_path: Path) -> None:
         memory.space("x").record(TEXT)
     cli = Cli()
     assert "lost  0" in cli("salvage", str(path), str(tmp_path / "out.jsonl")).replace("    ", "  ")
+    copy = Cli("--file", str(tmp_path / "copy.db"))
+    assert copy("import", str(tmp_path / "out.jsonl"), "--salvaged").endswith("lost  0\n")
+    assert copy.json("episodes")[0]["content"] == TEXT
 
 
 def test_who_is_meant(cli: Cli, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from typing import Any
 
@@ -201,6 +202,14 @@ def test_an_import_is_whole_or_nothing(rest: Rest, server: ServerThread) -> None
     server.engine.reset()
     rest.fails("PUT", "/v1/memory/import", 500, "data.damaged", content=data[:-40])
     assert rest.ok("GET", "/v1/memory/spaces")["items"] == []
+    lines = data.splitlines(keepends=True)
+    cut = lines[:-1][: len(lines) // 2]
+    sums = {"sha256": hashlib.sha256(b"".join(cut)).hexdigest()}
+    half = b"".join(cut) + json.dumps(sums).encode() + b"\n"
+    rest.fails("PUT", "/v1/memory/import", 500, "data.damaged", content=half)
+    assert rest.ok("PUT", "/v1/memory/import?verify=false", content=half)["rows"] > 0
+    server.run(server.engine.aclose())
+    server.engine.reset()
     assert rest.ok("PUT", "/v1/memory/import", content=data)["rows"] > 0
     assert get(rest, "episodes")["items"][0]["content"] == TEXT
     left = [p.name for p in server.engine.memories.scratch.iterdir() if "memory.db" not in p.name]
@@ -222,7 +231,9 @@ BAD = [
     ("recall", {"query": "x", "known_at": -1}, 400, "request.invalid"),
     ("correct", {"fact_id": "fact_none", "value": 1, "reason": "x"}, 404, "object.not_found"),
     ("retract", {"target": "ep_none", "reason": "x"}, 404, "object.not_found"),
-    ("erase", {"subject": "nobody"}, 404, "object.not_found"),
+    ("erase", {"episode": "ep_none"}, 404, "object.not_found"),
+    ("revert", {"tx": 10**30}, 400, "request.invalid"),
+    ("record", {"content": "x", "occurred_at": "0001-01-01T00:00:00+05:00"}, 400, "request.invalid"),
     ("erase", {}, 400, "request.invalid"),
     ("consolidate", {"episodes": ["ep_1"]}, 400, "request.invalid"),
     ("remember", {"subject": "s", "attribute": "a"}, 400, "request.invalid"),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -142,6 +143,60 @@ def test_what_is_left_of_a_damaged_file_can_be_read(path: Path, tmp_path: Path) 
     with Memory.open(tmp_path / "new.db") as memory:
         memory.import_(tmp_path / "left.jsonl", verify=False)
         assert len(memory.space("a").episodes()) > 50
+
+
+def test_a_file_that_was_cut_short_can_be_read(path: Path, tmp_path: Path) -> None:
+    with Memory.open(path) as memory:
+        mem = memory.space("a")
+        for n in range(400):
+            mem.record(f"message {n} with enough words to fill some pages of the file")
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) * 3 // 4])
+    with pytest.raises(DataDamaged):
+        Memory.open(path)
+    done = Memory.salvage(path, to=tmp_path / "left.jsonl")
+    assert done.rows > 100
+    assert done.lost > 0
+    with Memory.open(tmp_path / "new.db") as memory:
+        memory.import_(tmp_path / "left.jsonl", verify=False)
+        mem = memory.space("a")
+        assert len(mem.episodes()) > 50
+        before = mem.tx
+        mem.remember("user", "home", "Oslo")
+        assert mem.tx == before + 1
+        assert [f.value for f in mem.facts()] == ["Oslo"]
+
+
+def test_a_table_that_the_schema_does_not_name_any_more_costs_only_itself(
+    path: Path, tmp_path: Path
+) -> None:
+    with Memory.open(path) as memory:
+        memory.space("a").record("My editor is vim.")
+        memory.space("a").consolidate()
+    path.write_bytes(
+        path.read_bytes().replace(b"CREATE TABLE supersession (", b"CREATE TXBLE supersession (")
+    )
+    done = Memory.salvage(path, to=tmp_path / "left.jsonl")
+    assert done.lost == 1
+    with Memory.open(tmp_path / "new.db") as memory:
+        memory.import_(tmp_path / "left.jsonl", verify=False)
+        assert [f.value for f in memory.space("a").facts()] == ["vim"]
+
+
+def test_a_transaction_that_is_lost_is_said_in_the_history(path: Path, tmp_path: Path) -> None:
+    with Memory.open(path) as memory:
+        memory.space("a").remember("user", "home", "Oslo")
+        memory.export(tmp_path / "out.jsonl")
+    lines = (tmp_path / "out.jsonl").read_bytes().splitlines(keepends=True)[:-1]
+    body = b"".join(line for line in lines if b'"table": "txn"' not in line)
+    sums = {"sha256": hashlib.sha256(body).hexdigest()}
+    (tmp_path / "out.jsonl").write_bytes(body + json.dumps(sums).encode() + b"\n")
+    with Memory.open(tmp_path / "new.db") as memory:
+        memory.import_(tmp_path / "out.jsonl", verify=False)
+        mem = memory.space("a")
+        assert [(c.value, c.kind) for c in mem.history(subject="user")] == [("Oslo", "salvage")]
+        mem.remember("user", "home", "Rome")
+        assert [f.value for f in mem.facts()] == ["Rome"]
 
 
 def test_salvage_of_a_whole_file_loses_nothing(path: Path, tmp_path: Path) -> None:

@@ -100,8 +100,11 @@ async def _export(memories: AgentMemories) -> AsyncGenerator[bytes, None]:
 
 
 @router.put("/import", response_model=Exported, openapi_extra=RAW)
-async def memory_import(request: Request, engine: Engine) -> Reply:
-    """Read an export into the memory, which must be empty: all of it or nothing."""
+async def memory_import(request: Request, engine: Engine, verify: bool = True) -> Reply:
+    """Read an export into the memory, which must be empty: all of it or nothing.
+
+    Without `verify`, for an export that a salvage saved, what cannot be is left out and counted as `lost`.
+    """
     folder = await asyncio.to_thread(_scratch, engine.memories)
     try:
         path = Path(folder.name) / "memory.jsonl"
@@ -110,7 +113,7 @@ async def memory_import(request: Request, engine: Engine) -> Reply:
             await _received(request, file)
         finally:
             await asyncio.to_thread(file.close)
-        done = to_plain(await engine.memories.whole.import_(path))
+        done = to_plain(await engine.memories.whole.import_(path, verify=verify))
     finally:
         await asyncio.to_thread(folder.cleanup)
     return Reply(done | {"path": ""})
