@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from torpor.cli.find import SandboxArg, find
+from torpor.cli.find_snapshot import find_snapshot
 from torpor.cli.output import AsJson, print_json, visible
 from torpor.errors import CheckFailed, CheckInconclusive, Conflict, InvalidRequest
 
@@ -42,6 +43,12 @@ def run(
         Path | None, typer.Option(metavar="PATH", help="Also write JUnit XML there.")
     ] = None,
     profile: Profile = None,
+    baseline: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SNAPSHOT", help="What `inventory` compares with; default: where it last was."
+        ),
+    ] = None,
     within: Annotated[
         float, typer.Option(metavar="SECONDS", help="For all; the rest is inconclusive.")
     ] = 3600,
@@ -54,7 +61,11 @@ def run(
     if junit is not None and not junit.parent.is_dir():
         raise InvalidRequest(f"there is no folder {junit.parent} for --junit")
     report = find(sandbox).check(
-        text, profile=profile, within_seconds=within, on_result=None if as_json else _row()
+        text,
+        profile=profile,
+        baseline=None if baseline is None else find_snapshot(baseline).id,
+        within_seconds=within,
+        on_result=None if as_json else _row(),
     )
     if junit is not None:
         _write(junit, report.to_junit())

@@ -33,6 +33,7 @@ class AsyncChecks(AsyncHandle):
         checks: Checks,
         *,
         profile: str | None = None,
+        baseline: str | None = None,
         within_seconds: float = 3600,
         on_result: Callable[[CheckResult], object] | None = None,
     ) -> CheckReport:
@@ -43,13 +44,16 @@ class AsyncChecks(AsyncHandle):
 
         Args:
             checks: a path, the text of a checks file, or a mapping like it.
-            profile: the agent's profile, for `turn` checks that do not say how to take one.
+            profile: the agent's profile, for `turn` checks that do not say how to take one, and for `inventory`
+                checks; None: the one that fits the machine.
+            baseline: id of the snapshot that `inventory` checks compare with; None: the one that the sandbox
+                last was at.
             within_seconds: for all checks; those not done by then are inconclusive.
             on_result: called with each result as it comes.
 
         Raises:
             InvalidRequest: the file is malformed; the message begins with its name, line and column.
-            NotFound: there is no such file or sandbox.
+            NotFound: there is no such file, sandbox or baseline.
             WrongState: the sandbox is not running and cannot be woken.
         """
         text, source = await asyncio.to_thread(read_checks, checks)
@@ -57,6 +61,7 @@ class AsyncChecks(AsyncHandle):
             "checks": text,
             "source": source,
             "profile": profile,
+            "baseline": baseline,
             "within_seconds": within_seconds,
         }
         path = f"{self._path}/checks/stream"

@@ -20,6 +20,7 @@ class Checks(Handle):
         checks: ChecksFile,
         *,
         profile: str | None = None,
+        baseline: str | None = None,
         within_seconds: float = 3600,
         on_result: Callable[[CheckResult], object] | None = None,
     ) -> CheckReport:
@@ -32,7 +33,11 @@ class Checks(Handle):
         """
         return loop_thread.run(
             self._sandbox.check(
-                checks, profile=profile, within_seconds=within_seconds, on_result=on_result
+                checks,
+                profile=profile,
+                baseline=baseline,
+                within_seconds=within_seconds,
+                on_result=on_result,
             )
         )
 

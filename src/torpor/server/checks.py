@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 from collections.abc import AsyncGenerator, Callable
+from datetime import UTC, datetime
 
 from torpor.base.aio import Supervisor, finish
-from torpor.errors import InvalidRequest
-from torpor.model import SandboxId
+from torpor.base.ids import check_id
+from torpor.errors import GuestFailed, HostNotReady, InvalidRequest, NotFound
+from torpor.guest.port import Guest
+from torpor.model import SandboxId, SnapshotId
 from torpor.model_checks import CheckReport, CheckResult
-from torpor.recovery.checks import CheckPlan, FirstFile, TurnSpec, first_checks, run_checks, turn_of
-from torpor.recovery.checks.parse import parse_checks
+from torpor.model_inventory import Inventory
+from torpor.recovery.checks import (
+    Baseline,
+    CheckPlan,
+    FirstFile,
+    GuestProbe,
+    first_checks,
+    parse_checks,
+    run_checks,
+    turn_of,
+)
 from torpor.recovery.checks.probe import probing
 from torpor.recovery.checks.run import Progress
-from torpor.recovery.profiles import shipped
+from torpor.recovery.inventory import detect, take
+from torpor.recovery.profiles import AgentProfile, load_profile
 from torpor.sandboxes.port import EnginePort
 from torpor.server.replies import Last, sse
 from torpor.server.wire_checks import (
@@ -22,6 +37,8 @@ from torpor.server.wire_checks import (
     CheckRequest,
     CheckResultWire,
 )
+
+log = logging.getLogger(__name__)
 
 
 async def checked(
@@ -36,16 +53,22 @@ async def checked(
 
     Raises:
         InvalidRequest: the file is malformed; the machine was not touched.
-        NotFound, WrongState, GuestUnreachable: there is no such machine, or it cannot be entered.
+        NotFound: there is no such machine, profile or baseline, or that has no inventory.
+        WrongState, GuestUnreachable: the machine cannot be entered.
     """
-    plan, turn = await _read(asked)
-    async with probing(engine, sandbox_id) as probe:
+    plan = await asyncio.to_thread(parse_checks, asked.checks, source=asked.source)
+    profile = await _profile(asked.profile)
+    before = await _before(engine, sandbox_id, asked.baseline, plan)
+    async with engine.guest(sandbox_id) as guest:
+        if profile is None and _asks_the_profile(plan):
+            profile = await _detected(guest)
         if started is not None:
             started(plan)
         return await run_checks(
             plan,
-            probe,
-            turn=turn,
+            GuestProbe(guest),
+            inventory=None if before is None else _baseline(before, guest, profile),
+            turn=None if profile is None else turn_of(profile),
             progress=progress,
             sandbox_id=sandbox_id,
             within_seconds=asked.within_seconds,
@@ -84,22 +107,53 @@ async def first_file(
     engine: EnginePort, sandbox_id: SandboxId, asked: CheckInitRequest
 ) -> FirstFile:
     """Return a checks file that the machine passes now. Raises as `first_checks` and `checked`."""
-    turn = await _turn(asked.profile)
+    profile = await _profile(asked.profile)
     async with probing(engine, sandbox_id) as probe:
-        return await first_checks(probe, turn=turn)
+        return await first_checks(probe, turn=None if profile is None else turn_of(profile))
 
 
-async def _read(asked: CheckRequest) -> tuple[CheckPlan, TurnSpec | None]:
-    plan = await asyncio.to_thread(parse_checks, asked.checks, source=asked.source)
-    return plan, await _turn(asked.profile)
-
-
-async def _turn(profile: str | None) -> TurnSpec | None:
-    if profile is None:
+async def _profile(name: str | None) -> AgentProfile | None:
+    if name is None:
         return None
-    if "/" in profile or "\n" in profile:
-        raise InvalidRequest(f"{profile[:80]!r} is no name of an agent profile")
-    return turn_of(await asyncio.to_thread(shipped, profile))
+    if "/" in name or "\n" in name:
+        raise InvalidRequest(f"{name[:80]!r} is no name of an agent profile")
+    return await asyncio.to_thread(load_profile, name)
+
+
+async def _detected(guest: Guest) -> AgentProfile | None:
+    """Return the profile that fits a machine; None if that cannot be told: its checks are then inconclusive."""
+    try:
+        return (await detect(guest)).profile
+    except (HostNotReady, GuestFailed) as error:
+        log.info("no profile was found: %s", error.message)
+        return None
+
+
+def _asks_the_profile(plan: CheckPlan) -> bool:
+    return any(
+        check.kind == "inventory" or (check.kind == "turn" and "target" not in check.options)
+        for check in plan.checks
+    )
+
+
+async def _before(
+    engine: EnginePort, sandbox_id: SandboxId, baseline: str | None, plan: CheckPlan
+) -> Inventory | None:
+    """Return what to compare with: the inventory of a snapshot that was named, else of the one it last was at."""
+    if baseline is not None:
+        return await engine.snapshot_inventory(SnapshotId(check_id(baseline, "snap", "snapshot")))
+    last = (await engine.get(sandbox_id)).parent_snapshot
+    if last is None or not any(check.kind == "inventory" for check in plan.checks):
+        return None
+    with contextlib.suppress(
+        NotFound
+    ):  # then there is nothing to compare with, and the checks say so
+        return await engine.snapshot_inventory(last)
+    return None
+
+
+def _baseline(before: Inventory, guest: Guest, profile: AgentProfile | None) -> Baseline:
+    return Baseline(before=before, take=lambda: take(guest, profile, now=datetime.now(UTC)))
 
 
 async def _ended(task: asyncio.Task[CheckReport]) -> None:

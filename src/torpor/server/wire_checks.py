@@ -32,7 +32,16 @@ class CheckRequest(Wire):
         ),
     ] = 3600
     profile: Annotated[
-        str | None, Field(description="The agent's profile, for `turn` checks; null: none.")
+        str | None,
+        Field(
+            description="The agent's profile, for `turn` and `inventory` checks; null: the one that fits."
+        ),
+    ] = None
+    baseline: Annotated[
+        str | None,
+        Field(
+            description="A snapshot whose inventory `inventory` checks compare with; null: the one that the sandbox last was at."
+        ),
     ] = None
 
 

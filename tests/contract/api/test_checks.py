@@ -16,9 +16,18 @@ from tests.contract.api.conftest import Rest
 from tests.contract.api.test_cli import Cli
 from tests.fakes.serving import ServerThread
 from torpor import AsyncSandbox, Sandbox
-from torpor.errors import CheckFailed, InvalidRequest, LimitExceeded, NotFound, WrongState
+from torpor.errors import (
+    CheckFailed,
+    HostNotReady,
+    InvalidRequest,
+    LimitExceeded,
+    NotFound,
+    WrongState,
+)
 from torpor.model_checks import CheckReport, CheckResult
-from torpor.recovery.checks import parse_checks
+from torpor.model_inventory import Entry
+from torpor.recovery.checks import parse_checks, turn_of
+from torpor.recovery.profiles import shipped
 
 GOOD = "required: {command: {echo all is well: {stdout: [well]}}}\n"
 MIXED = """
@@ -280,6 +289,45 @@ def test_what_a_machine_says_does_not_steer_the_terminal(cli: Cli, sandbox: str)
     )
     assert "\x1b" not in text
     assert "\\x1b[2J" in text
+
+
+SKILLS = "required: {inventory: {skills: superset}}"
+
+
+def test_inventory_checks_compare_with_where_it_last_was(
+    rest: Rest, server: ServerThread, sandbox: str, cli: Cli
+) -> None:
+    guest = server.engine.sandboxes[sandbox].guest  # type: ignore[index]
+    nothing = Sandbox.check(sandbox, SKILLS).results[0]
+    assert (nothing.outcome, "no inventory from before" in nothing.reason) == ("inconclusive", True)
+    old = Sandbox.snapshot(sandbox, label="old").id
+    guest.held["skills"]["more"] = Entry(name="more")
+    assert Sandbox.check(sandbox, SKILLS).verdict == "pass"
+    Sandbox.snapshot(sandbox)
+    del guest.held["skills"]["more"]
+    lost = Sandbox.check(sandbox, SKILLS).results[0]
+    assert (lost.outcome, lost.reason.rpartition(": ")[2]) == ("fail", "-more")
+    assert Sandbox.check(sandbox, SKILLS, baseline=old).verdict == "pass"
+    cli("check", "run", sandbox, "-c", "-", "--baseline", f"{sandbox}@old", stdin=SKILLS)
+    for wrong, status, code in (
+        ("nonsense", 400, "request.invalid"),
+        ("snap_00000000000000000000", 404, "object.not_found"),
+    ):
+        rest.fails("POST", url(sandbox), status, code, json={"checks": SKILLS, "baseline": wrong})
+    guest.inventory_error = HostNotReady("the agent in the machine is too old")
+    assert Sandbox.check(sandbox, GOOD).verdict == "pass"
+
+
+def test_a_turn_of_the_profile_that_fits(server: ServerThread, sandbox: str) -> None:
+    guest = server.engine.sandboxes[sandbox].guest  # type: ignore[index]
+    command = turn_of(shipped("hermes")).command  # type: ignore[union-attr]
+    guest.answers["hermes chat"] = b"what?"
+    text = "required: {turn: {answers: {stdout: [what]}}}"
+    assert Sandbox.check(sandbox, text).verdict == "pass"
+    assert [found.spec.command for found in guest.execs.values()][-1] == command
+    guest.fits = ()
+    nobody = Sandbox.check(sandbox, text).results[0]
+    assert (nobody.outcome, "nor an agent profile" in nobody.reason) == ("inconclusive", True)
 
 
 def test_several_at_once(sandbox: str) -> None:

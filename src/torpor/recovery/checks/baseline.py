@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from torpor.errors import GuestFailed, GuestUnreachable, HostNotReady, OperationTimeout
 from torpor.model_inventory import Inventory
 from torpor.model_inventory_diff import Count, EntryChange, InventoryDiff, compare
 from torpor.model_inventory_rules import violations
@@ -51,6 +52,11 @@ class Comparer:
         except TimeoutError:
             limit = f"{check.timing.timeout_seconds:g} s"
             raise Unclear(f"the machine's inventory could not be taken within {limit}") from None
+        except GuestUnreachable:
+            raise
+        except (HostNotReady, GuestFailed, OperationTimeout) as error:
+            told = clean(error.message)
+            raise Unclear(f"the machine's inventory could not be taken: {told}") from error
         return _compared(check, self._baseline.before, now)
 
     async def _taken(self, check: Check) -> Inventory:

@@ -25,7 +25,8 @@ _TIMING_BOUNDS = {
     "failureThreshold": (1, 100),
     "successThreshold": (1, 100),
 }
-_TURN_SECONDS = 120.0
+_SLOW = {"turn": 120.0, "inventory": 60.0}
+"""Seconds for one attempt of kinds that take long, whatever `defaults` says."""
 _PATHS = ("file", "sqlite")
 
 
@@ -72,6 +73,8 @@ def _group(node: Node, group: Group, timing: Timing) -> Iterator[Check]:
 
 def _check(node: Node, group: Group, kind_name: str, name: str, timing: Timing) -> Check:
     kind = KINDS[kind_name]
+    if kind_name in _SLOW:
+        timing = dataclasses.replace(timing, timeout_seconds=_SLOW[kind_name])
     if kind_name == "inventory" and not isinstance(node.value, dict):
         inventory_kind(node, name)
         rule = choice(node, RULES)  # `skills: equal` is short for `skills: {rule: equal}`
@@ -88,12 +91,7 @@ def _check(node: Node, group: Group, kind_name: str, name: str, timing: Timing) 
     known |= {kind.target} if kind.target else set()
     known |= {"timeout"} if kind.has_timeout else set()
     entry = node.only(known) if node.value is not None else {}
-    own = (
-        dataclasses.replace(timing, timeout_seconds=_TURN_SECONDS)
-        if kind_name == "turn"
-        else timing
-    )
-    own = _timing_of(entry, own)
+    own = _timing_of(entry, timing)
     options = _options(kind, entry)
     wants = {}
     for attribute, nature in kind.attributes.items():

@@ -13,7 +13,9 @@ from tests.fakes.probe import Answer, TableProbe, ran
 from torpor.errors import (
     CheckFailed,
     CheckInconclusive,
+    GuestFailed,
     GuestUnreachable,
+    HostNotReady,
     InvalidRequest,
     WrongState,
 )
@@ -361,6 +363,26 @@ def test_checks_share_an_inventory_and_a_second_attempt_takes_another() -> None:
     text = "folders: false\nrequired: {inventory: {skills: {rule: equal, failureThreshold: 2}, skills.content: equal}}"
     report = run(text, inventory=baseline(before, bad, before))
     assert [(r.outcome, r.attempts) for r in report.results] == [("pass", 2), ("pass", 1)]
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (HostNotReady("too old"), "the machine's inventory could not be taken: too old"),
+        (GuestFailed("nonsense"), "the machine's inventory could not be taken: nonsense"),
+        (GuestUnreachable("cut"), "the machine did not answer: cut"),
+    ],
+)
+def test_an_inventory_that_cannot_be_taken_is_inconclusive(error: Exception, reason: str) -> None:
+    async def take() -> Inventory:
+        raise error
+
+    found = run(
+        "folders: false\nrequired: {inventory: {skills: equal}}",
+        {"true": ran(0)},
+        inventory=Baseline(before=inventory("a"), take=take),
+    )
+    assert (found.results[0].outcome, found.results[0].reason) == ("inconclusive", reason)
 
 
 def test_inventory_without_a_baseline_cannot_be_told() -> None:
