@@ -168,7 +168,7 @@ class FakeSnapshots:
             size_bytes=LAYER_BYTES,
             pause_ms=12.5,
             metadata=dict(metadata or {}),
-            inventory="taken" if reason != "fork" else "not taken: a snapshot for a fork has none",
+            inventory=_noted(found.guest, reason),
             quiesce=report,
             env_names=found.info.env_names,
             workspace=found.info.workspace,
@@ -183,7 +183,7 @@ class FakeSnapshots:
             info,
             _copy(found.guest),
             layers,
-            found.guest.as_of_now() if reason != "fork" else None,
+            found.guest.as_of_now() if _noted(found.guest, reason) == "taken" else None,
         )
         self.log.snapshot(info, True)
         found.info = replace(found.info, parent_snapshot=info.id)
@@ -495,6 +495,14 @@ def void(info: SandboxInfo) -> GenerationChanged:
         sandbox_id=info.id,
         generation=info.generation,
     )
+
+
+def _noted(guest: FakeGuest, reason: SnapshotReason) -> str:
+    """Return what a snapshot says of its inventory."""
+    if reason == "fork":
+        return "not taken: a snapshot for a fork has none"
+    lost = guest.inventory_error
+    return "taken" if lost is None else f"not taken: {lost.message}"
 
 
 def _copy(guest: FakeGuest) -> FakeGuest:

@@ -102,6 +102,8 @@ def create(
             f"note: it is {taken.consistency}-consistent: {visible(why)}",
             file=sys.stderr,
         )
+    if taken.info.inventory != "taken":
+        print(f"note: inventory {visible(taken.info.inventory)}", file=sys.stderr)
     print_json(taken.info) if as_json else print(taken.id)
 
 

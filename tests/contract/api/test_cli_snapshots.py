@@ -9,7 +9,8 @@ import pytest
 from tests.contract.api.test_cli import Cli
 from tests.fakes.serving import ServerThread
 from torpor import Sandbox, Snapshot
-from torpor.errors import GuestFailed
+from torpor.errors import GuestFailed, HostNotReady
+from torpor.model import SandboxId
 
 pytestmark = pytest.mark.usefixtures("server")
 
@@ -44,6 +45,15 @@ def test_taking_one(cli: Cli, sandbox: str) -> None:
     assert "outside" in re.sub(r"\s+", " ", cli("rollback", "--help"))
     assert "outside" in re.sub(r"\s+", " ", cli("restore", "--help"))
     assert "outside" in re.sub(r"\s+", " ", cli("fork", "--help"))
+
+
+def test_one_without_an_inventory_says_so(cli: Cli, sandbox: str, server: ServerThread) -> None:
+    cli("snapshot", sandbox)
+    assert cli.stderr == ""
+    guest = server.engine.sandboxes[SandboxId(sandbox)].guest
+    guest.inventory_error = HostNotReady("its agent is too \x1b[1mold")
+    cli("snapshot", sandbox)
+    assert cli.stderr == "note: inventory not taken: its agent is too \\x1b[1mold\n"
 
 
 def test_listing(cli: Cli, sandbox: str, snapshot: str) -> None:
