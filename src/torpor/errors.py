@@ -22,6 +22,7 @@
     ├── GuestFailed               502  the guest answered with an error
     │   ├── GuestUnreachable      502  the guest does not answer
     │   └── QuiesceFailed         502  the guest's programs could not be brought to rest
+    ├── PortClosed                502  nothing in the machine takes connections on that port
     ├── CommandLost               502  a command's end cannot be known
     ├── CommandFailed             422  a command ended with a status other than 0 (`check=True`)
     ├── CheckFailed               422  a required check fails
@@ -65,6 +66,7 @@ __all__ = [
     "NotAuthenticated",
     "NotFound",
     "OperationTimeout",
+    "PortClosed",
     "QuiesceFailed",
     "RateLimited",
     "SnapshotUnusable",
@@ -221,6 +223,12 @@ class QuiesceFailed(GuestFailed):
     """Raised when a required hook failed, so that no `application` snapshot was taken; facts name it and its output."""
 
     code, http_status, exit_code = "guest.quiesce_failed", 502, 92
+
+
+class PortClosed(TorporError):
+    """Raised when nothing in the machine takes connections on a port, or what took one broke it off."""
+
+    code, http_status, exit_code, retryable = "port.closed", 502, 111, True
 
 
 class CommandLost(TorporError):

@@ -12,6 +12,8 @@ CONFLICT = "conflict"
 LIMIT = "limit"
 TIMEOUT = "timeout"
 LOST = "lost"
+REFUSED = "refused"
+"""Nothing in the machine takes the connection, or what took it broke it off."""
 FAILED = "failed"
 
 _BY_ERRNO = {

@@ -12,6 +12,7 @@ from torpor_guest.gate import DISK
 from torpor_guest.inventories import InventoryMethods
 from torpor_guest.memory import MemorySocket
 from torpor_guest.paths import number
+from torpor_guest.ports import PortMethods
 from torpor_guest.session import Method
 from torpor_guest.snapshots import SnapshotMethods
 from torpor_guest.stream import Stream
@@ -30,6 +31,7 @@ def table(
 ) -> Mapping[str, Method]:
     """Return the methods by name."""
     commands = CommandMethods(execs)
+    ports = PortMethods()
     return {
         "exec.start": commands.start,
         "exec.run": commands.run,
@@ -69,6 +71,8 @@ def table(
         "inventory.detect": inventories.detect,
         "inventory.take": _after_thaw(inventories.take),
         "memory.serve": memory.serve,
+        "port.list": ports.list,
+        "port.connect": ports.connect,
     }
 
 

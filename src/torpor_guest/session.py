@@ -33,6 +33,7 @@ CAPABILITIES = (
     "inventory",
     "volumes",
     "memory",
+    "ports",
 )
 
 _log = logging.getLogger("torpor")

@@ -123,6 +123,26 @@ class Stream:
         return bool(self._inbox) or self._is_ended
 
     @property
+    def is_ended(self) -> bool:
+        """Whether no more DATA comes."""
+        return self._is_ended
+
+    async def until_closed(self) -> None:
+        """Return when the peer has closed the stream, after `receive` has returned None.
+
+        Raises:
+            StreamBroken: the stream is over.
+        """
+        while self.result is None:
+            if self._broken:
+                raise self._broken
+            self._receiver = asyncio.get_running_loop().create_future()
+            try:
+                await self._receiver
+            finally:
+                self._receiver = None
+
+    @property
     def is_broken(self) -> bool:
         """Whether the stream was broken off."""
         return self._broken is not None

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from tests.fakes.guest_files import FakeFiles
+from tests.fakes.guest_ports import FakePorts
 from torpor.errors import (
     CommandLost,
     Conflict,
@@ -67,7 +68,7 @@ class FakeExec:
         return replace(self.info, stdout_bytes=self.totals[0], stderr_bytes=self.totals[1])
 
 
-class FakeGuest(FakeFiles):
+class FakeGuest(FakePorts, FakeFiles):
     """See `torpor.guest.port.Guest`."""
 
     def __init__(
@@ -102,6 +103,7 @@ class FakeGuest(FakeFiles):
                     "processes",
                     "system",
                     "snapshots",
+                    "ports",
                 }
             ),
             boot_id="00000000-0000-0000-0000-000000000000",

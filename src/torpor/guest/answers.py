@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, cast, get_args
@@ -14,6 +15,7 @@ from torpor.errors import (
     LimitExceeded,
     NotFound,
     OperationTimeout,
+    PortClosed,
     TorporError,
 )
 from torpor.model import (
@@ -25,6 +27,7 @@ from torpor.model import (
     GuestInfo,
     ProcessInfo,
 )
+from torpor.model_ports import PortInfo
 
 _ERRORS: Final[Mapping[str, type[TorporError]]] = {
     "invalid": InvalidRequest,
@@ -33,6 +36,7 @@ _ERRORS: Final[Mapping[str, type[TorporError]]] = {
     "limit": LimitExceeded,
     "timeout": OperationTimeout,
     "lost": CommandLost,
+    "refused": PortClosed,
     "failed": GuestFailed,
 }
 _MAX_TEXT: Final = 4096
@@ -122,6 +126,26 @@ def process_info(answer: object) -> ProcessInfo:
         rss_bytes=_whole(item, "rss_bytes"),
         command=_text(item, "command", _MAX_TEXT),
         exec_id=ExecId(exec_id[:64]) if isinstance(exec_id, str) else None,
+    )
+
+
+def port_info(answer: object) -> PortInfo:
+    """Return one listener."""
+    item = _object(answer)
+    port, address = _whole(item, "port"), _text(item, "address", 64)
+    if not 1 <= port <= 65535:
+        raise _nonsense(f"something listens on port {port}")
+    try:
+        ipaddress.ip_address(address)
+    except ValueError as exc:
+        raise _nonsense(f"something listens on {address!r}") from exc
+    name = item.get("process")
+    return PortInfo(
+        port=port,
+        address=address,
+        user=_text(item, "user", _MAX_TEXT),
+        pid=_whole_or_none(item, "pid"),
+        process=name[:64] if isinstance(name, str) else None,
     )
 
 

@@ -21,6 +21,10 @@ class Calls:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
 
+    def _capabilities(self) -> frozenset[str]:
+        """Return what the agent can do."""
+        raise NotImplementedError
+
     @contextlib.contextmanager
     def _stream(self, method: str, params: dict[str, object]) -> Iterator[Stream]:
         stream = self._channel.start(method, params)

@@ -294,7 +294,7 @@ class Channel(asyncio.Protocol):
             answered = self._pings.get(frame.payload)
             if answered and not answered.done():
                 answered.set_result(None)
-        elif stream and frame.type != protocol.END:
+        elif stream and not (stream.is_ended and frame.type in (protocol.DATA, protocol.END)):
             self._useless = 0
             stream.take(frame)
         else:

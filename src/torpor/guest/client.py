@@ -12,6 +12,7 @@ from torpor.guest.execs import ExecCalls
 from torpor.guest.files import FileCalls
 from torpor.guest.inventories import InventoryCalls
 from torpor.guest.memory import MemoryCalls
+from torpor.guest.ports import PortCalls
 from torpor.guest.quiesce import QuiesceCalls
 from torpor.guest.snapshots import SnapshotCalls
 from torpor.guest.system import SystemCalls
@@ -26,6 +27,7 @@ class GuestClient(
     FileCalls,
     InventoryCalls,
     MemoryCalls,
+    PortCalls,
     QuiesceCalls,
     SnapshotCalls,
     SystemCalls,

@@ -19,8 +19,29 @@ from torpor.model import (
     ProcessInfo,
     Renewal,
 )
+from torpor.model_ports import PortInfo
 from torpor.model_quiesce import QuiesceSpec
 from torpor.model_volumes import VolumeUsage
+
+
+class PortStream(Protocol):
+    """A connection to a port in a guest, as TCP has it: each direction ends by itself.
+
+    At most one task reads and one writes. All raise `PortClosed` when the program breaks the connection off, and
+    `GuestUnreachable` when the channel is cut.
+    """
+
+    async def read(self) -> bytes:
+        """Return the next bytes, at most 64 KiB; empty when the program sends no more."""
+        ...
+
+    async def write(self, data: bytes) -> None:
+        """Send bytes; waits, without limit, while the program does not take them."""
+        ...
+
+    async def end(self) -> None:
+        """Say that no more is sent. Idempotent."""
+        ...
 
 
 class Guest(Protocol):
@@ -115,6 +136,35 @@ class Guest(Protocol):
 
     async def processes(self) -> list[ProcessInfo]:
         """Return the guest's processes, kernel threads left out."""
+        ...
+
+    async def ports(self) -> list[PortInfo]:
+        """Return what listens for TCP connections in the guest, by port.
+
+        Raises:
+            HostNotReady: the agent in the machine is too old.
+        """
+        ...
+
+    def open_port(
+        self, port: int, *, address: str | None = None
+    ) -> AbstractAsyncContextManager[PortStream]:
+        """Enter with a connection to a port of the guest's loopback; it needs no network in the guest.
+
+        Leaving the context after both directions have ended closes it; leaving it before resets it, so that the
+        program does not take a part for the whole. What is under way is bounded by the channel's windows.
+
+        Args:
+            port: 1 to 65535.
+            address: `127.0.0.1` or `::1`; None: whichever takes the connection, in this order.
+
+        Raises:
+            PortClosed: nothing listens there.
+            OperationTimeout: what listens did not accept.
+            LimitExceeded: too many are open already.
+            InvalidRequest: no such port, or not on the loopback.
+            HostNotReady: the agent in the machine is too old.
+        """
         ...
 
     async def stat(self, path: str) -> FileInfo:

@@ -72,9 +72,6 @@ class QuiesceCalls(Calls):
         params: dict[str, object] = {"token": token, "outcome": outcome}
         return quiet(await self._channel.call("quiesce.release", params, limit_s=_RELEASE_LIMIT_S))
 
-    def _capabilities(self) -> frozenset[str]:
-        raise NotImplementedError
-
 
 def _hook(hook: HookSpec) -> dict[str, object]:
     said: dict[str, object] = {
