@@ -192,6 +192,8 @@ class Recall:
     abstained: str | None
     """Why nothing about the query is given; None if something is."""
     tokens: int
+    logged: bool = True
+    """False: the disk is full or another program holds the memory, so `explain` knows nothing of this recall."""
 
     @property
     def suppressed_superseded(self) -> int:

@@ -212,16 +212,16 @@ def receipt(found: Receipt) -> None:
     if found.dry_run:
         print_facts({"would erase": counts or "nothing"})
         return
-    print_facts(
-        {
-            "receipt": found.id,
-            "erased": counts or "nothing: it had nothing of it",
-            "bytes left": found.bytes_left,
-            "left in exports": found.exports_left,
-            "verified at": when(found.verified_at),
-            "scanned bytes": found.scanned_bytes,
-        }
-    )
+    facts_: dict[str, object] = {
+        "receipt": found.id,
+        "erased": counts or "nothing: memory has nothing of it",
+        "bytes left": found.bytes_left,
+        "verified at": when(found.verified_at),
+        "scanned bytes": found.scanned_bytes,
+    }
+    if found.exports_left:
+        facts_["left in exports"] = found.exports_left
+    print_facts(facts_)
 
 
 def why_not(found: WhyNot) -> None:

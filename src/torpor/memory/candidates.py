@@ -14,7 +14,7 @@ from torpor.memory.reading import HELD
 from torpor.memory.rows import EpisodeRow, EvidenceRow
 from torpor.memory.support import SUPPORTING
 from torpor.memory.times import to_time
-from torpor.memory.words import coverage
+from torpor.memory.words import covers, stems_of
 from torpor.model_memory import (
     STANDING_KINDS,
     FactKind,
@@ -68,6 +68,7 @@ class Candidate:
     prior: float = 0.0
     why: str = "match"
     text: str = ""
+    shown: str = ""
     label: str = "episode"
     episodes: tuple[str, ...] = ()
     dropped: str = ""
@@ -281,8 +282,9 @@ def _drop_episode(
 def _relevance(corpus: Corpus, terms: list[str], candidates: list[Candidate]) -> None:
     """Mark what is about the query by itself, and the episodes beside such an episode."""
     direct: set[int] = set()
+    stems = stems_of(terms)
     for one in candidates:
-        if one.cosine >= MIN_COSINE or (one.bm25 > 0 and coverage(terms, one.text) >= MIN_COVERAGE):
+        if one.cosine >= MIN_COSINE or (one.bm25 > 0 and covers(one.text, stems, MIN_COVERAGE)):
             one.is_relevant = True
             if one.place is not None:
                 direct.add(one.place)

@@ -6,7 +6,7 @@ looked at and rolled back. Candidates are kept in the plan, so that applying it 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import NoReturn
@@ -20,6 +20,7 @@ from torpor.memory.extract.base import Extractor
 from torpor.memory.line import Line
 from torpor.memory.recording import PRECISIONS
 from torpor.memory.rows import ConsolidatedRow, EpisodeRow, EvidenceRow
+from torpor.memory.sql import BATCH
 from torpor.memory.times import to_us
 from torpor.memory.unit import Unit
 from torpor.memory.view import View
@@ -31,11 +32,29 @@ from torpor.model_memory import (
     Plan,
     PlanItem,
     Scope,
+    SourceKind,
     Status,
 )
 
 MAX_EPISODES = 10_000
 """Episodes that one plan takes at most; the next call takes the rest."""
+
+
+MAX_CHARS = 16 << 20
+"""With so much content a plan takes no more episodes."""
+
+
+_AT_ONCE = 16
+"""Episodes read together; each may have a MiB."""
+
+
+_ONLY_A_PERSONS = (
+    FactKind.PREFERENCE,
+    FactKind.DECISION,
+    FactKind.COMMITMENT,
+    FactKind.INSTRUCTION,
+)
+"""What a page, a tool or an agent says of these is something it says, not anyone's wish."""
 
 
 _MAKING = ("new", "update", "history", "conflict")
@@ -133,20 +152,34 @@ def _with(given: Plan, items: Sequence[PlanItem], tx: int | None) -> Plan:
 
 
 def unread(view: View, extractor: str) -> list[Episode]:
-    """Return the episodes that `extractor` may read and has not read, oldest first."""
+    """Return the episodes that `extractor` may read and has not read, oldest first.
+
+    Of many those that were recorded first: at most `MAX_EPISODES`, and so many that they have `MAX_CHARS`.
+    """
     docs = view.store.documents(view.scopes, 0)  # small rows; recalled text is not among them
-    mine = view.seen(view.store.select(ConsolidatedRow, {"extractor": extractor}))
-    read = {r.episode for r in mine}
-    fresh = [d.owner for d in docs if d.kind == "episode" and d.owner not in read]
-    states = view.states(fresh)
-    active = [i for i in dict.fromkeys(fresh) if i in states and states[i].status == Status.ACTIVE]
-    usable = [
-        to_episode(row, states[row.id])
-        for row in view.store.select(EpisodeRow, {"id": active})
-        if row.source_kind in AUTHORITY_OF_SOURCE
-    ]
-    usable.sort(key=lambda e: (e.occurred_at, e.tx, e.seq))
-    return usable[:MAX_EPISODES]
+    ids = list(dict.fromkeys(d.owner for d in docs if d.kind == "episode"))
+    found: list[Episode] = []
+    size = 0
+    for one in _usable(view, ids, extractor):
+        found.append(one)
+        size += len(one.content)
+        if len(found) == MAX_EPISODES or size >= MAX_CHARS:
+            break
+    found.sort(key=lambda e: (e.occurred_at, e.tx, e.seq))
+    return found
+
+
+def _usable(view: View, ids: Sequence[str], extractor: str) -> Iterator[Episode]:
+    for start in range(0, len(ids), BATCH):
+        part = ids[start : start + BATCH]
+        marks = view.seen(view.store.select(ConsolidatedRow, {"episode": part}))
+        read = {r.episode for r in marks if r.extractor == extractor}
+        states = view.states(i for i in part if i not in read)
+        active = [i for i in part if i in states and states[i].status == Status.ACTIVE]
+        for first in range(0, len(active), _AT_ONCE):
+            for row in view.store.select(EpisodeRow, {"id": active[first : first + _AT_ONCE]}):
+                if row.source_kind in AUTHORITY_OF_SOURCE:
+                    yield to_episode(row, states[row.id])
 
 
 def _carry_out(work: Unit, view: View, given: Plan) -> tuple[PlanItem, ...]:
@@ -210,12 +243,15 @@ def _propose(row: EpisodeRow, c: Candidate, start: int, extractor: str) -> Propo
     if isinstance(c.value, str) and not c.value.strip():
         raise InvalidRequest("its value is empty")
     valid_from = row.occurred_at if c.valid_from is None else _not_after(c.valid_from, row)
+    kind = checks.choice(FactKind, c.kind, "kind of fact")
+    if kind in _ONLY_A_PERSONS and row.source_kind not in (SourceKind.USER, SourceKind.HUMAN_NOTE):
+        kind = FactKind.FACT
     return Proposal(
         subject=checks.name(c.subject, "subject"),
         attribute=checks.name(c.attribute, "attribute"),
         value=c.value,
         text=checks.content(_text(c), "text"),
-        kind=checks.choice(FactKind, c.kind, "kind of fact"),
+        kind=kind,
         scope=checks.choice(Scope, c.scope, "scope"),
         cardinality=checks.choice(Cardinality, c.cardinality, "cardinality"),
         authority=AUTHORITY_OF_SOURCE[row.source_kind],

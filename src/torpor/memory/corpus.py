@@ -30,6 +30,8 @@ class Corpus:
         self._view = View(store, branch, None)
         self._embedder = embedder
         self._generation: str | None = ""
+        self.recalls = 0
+        """How many were served from it."""
         self._reset()
 
     def _reset(self) -> None:

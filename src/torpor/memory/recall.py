@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torpor.base.ids import new_id
+from torpor.errors import Busy, InsufficientResources
 from torpor.memory.beliefs import Beliefs
 from torpor.memory.candidates import (
     MIN_COSINE,
@@ -24,7 +25,7 @@ from torpor.memory.ranking import score
 from torpor.memory.reading import HELD, moment_of
 from torpor.memory.rows import EvidenceRow, RecallItemRow, RecallRow
 from torpor.memory.times import days_between
-from torpor.memory.words import excerpt, tokens_of
+from torpor.memory.words import excerpt, terms_of, tokens_of
 from torpor.model_memory import (
     Authority,
     Item,
@@ -45,6 +46,14 @@ STALE_DAYS = 30
 LOGGED = 40
 
 
+RECALLS_KEPT = 10_000
+"""The log has the last recalls of each agent; older ones cannot be explained any more."""
+
+
+TRIM_EVERY = 64
+"""So often is the log looked at, in recalls."""
+
+
 @dataclass(slots=True)
 class Ranked:
     """Candidates in order, each with whether and why it was dropped."""
@@ -58,6 +67,7 @@ class Ranked:
 def recall(line: Line, corpus: Corpus, request: Request) -> Recall:
     """Return the best items within the budget and log the recall."""
     ranked = rank(line, corpus, request)
+    corpus.recalls += 1
     items = tuple(_item(c) for c in ranked.taken)
     suppressed = dict(Counter(c.dropped for c in ranked.dropped if c.dropped not in _MINOR))
     found = Recall(
@@ -68,7 +78,12 @@ def recall(line: Line, corpus: Corpus, request: Request) -> Recall:
         abstained=ranked.abstained,
         tokens=sum(i.tokens for i in items),
     )
-    _log(line, request, ranked, found)
+    try:
+        _log(line, request, ranked, found)
+        if corpus.recalls % TRIM_EVERY == 1:
+            line.store.trim_log(line.agent, RECALLS_KEPT)
+    except (Busy, InsufficientResources):
+        return replace(found, logged=False)
     return found
 
 
@@ -105,7 +120,8 @@ def _select(
     candidates: list[Candidate],
 ) -> Ranked:
     ranked = Ranked(at=at)
-    used = _take_standing(beliefs, request, first, ranked)
+    terms = terms_of(request.query)
+    used = _take_standing(beliefs, request, first, ranked, terms)
     taken = {c.owner for c in ranked.taken}
     covered = {e for c in ranked.taken for e in c.episodes}
     relevant = any(c.bm25 > 0 or c.cosine >= MIN_COSINE for c in ranked.taken)
@@ -113,16 +129,16 @@ def _select(
         if one.owner in taken:
             continue
         if not one.dropped:
-            one.dropped = _room(one, request, used, len(ranked.taken), covered)
+            one.dropped = _room(one, request, used, len(ranked.taken), covered, terms)
         if one.dropped:
             ranked.dropped.append(one)
             continue
-        used += tokens_of(_shown(one, request.query))
+        used += tokens_of(_shown(one, terms))
         covered.update(one.episodes)
         relevant = True
         ranked.taken.append(one)
     for one in ranked.taken:
-        one.text = _shown(one, request.query)
+        one.text = _shown(one, terms)
         if one.kind == FACT:
             one.note, one.disputed = _fact_note(beliefs, one.owner, at)
     if not relevant:
@@ -131,7 +147,11 @@ def _select(
 
 
 def _take_standing(
-    beliefs: Beliefs, request: Request, first: list[Candidate], ranked: Ranked
+    beliefs: Beliefs,
+    request: Request,
+    first: list[Candidate],
+    ranked: Ranked,
+    terms: list[str],
 ) -> int:
     """Fill the standing share; return the tokens used."""
     used = 0
@@ -144,7 +164,7 @@ def _take_standing(
             continue
         if one.owner in request.exclude:
             continue
-        cost = tokens_of(_shown(one, request.query))
+        cost = tokens_of(_shown(one, terms))
         if len(ranked.taken) >= most or used + cost > request.token_budget // STANDING_SHARE:
             break
         one.episodes = tuple(dict.fromkeys(e.episode for e in evidence if e.fact == one.owner))
@@ -153,18 +173,28 @@ def _take_standing(
     return used
 
 
-def _room(one: Candidate, request: Request, used: int, count: int, covered: set[str]) -> str:
+def _room(
+    one: Candidate,
+    request: Request,
+    used: int,
+    count: int,
+    covered: set[str],
+    terms: list[str],
+) -> str:
     if one.episodes and set(one.episodes) <= covered and one.kind == EPISODE:
         return "duplicate"
     if count >= request.k:
         return "rank"
-    if used + tokens_of(_shown(one, request.query)) > request.token_budget:
+    if used + tokens_of(_shown(one, terms)) > request.token_budget:
         return "budget"
     return ""
 
 
-def _shown(one: Candidate, query: str) -> str:
-    return excerpt(one.text, query.casefold().split(), MAX_ITEM_CHARS)
+def _shown(one: Candidate, terms: list[str]) -> str:
+    """Return what is given out of a text: of a long one the part around the query's first word."""
+    if not one.shown:
+        one.shown = excerpt(one.text, terms, MAX_ITEM_CHARS)
+    return one.shown
 
 
 def _reason(ranked: Ranked, candidates: list[Candidate]) -> str:

@@ -33,12 +33,17 @@ _CHECK_BELOW = 64 << 20
 """Files up to this size get a structural check when opened; it costs about 1 ms a MiB."""
 
 
+_LOG_WAIT_MS = 250
+"""How long a log waits for another writer: who reads does not wait for long to note that it read."""
+
+
 class SqliteStore(SqlStore):
     """One SQLite file. Several processes may open it; SQLite lets one write at a time."""
 
     def __init__(self, path: Path, *, busy_timeout_s: float = 5.0) -> None:
         super().__init__()
         self.path = path
+        self._busy_ms = int(busy_timeout_s * 1000)
         _refuse_foreign(path)
         with _typed(path):
             self._db = sqlite3.connect(
@@ -151,7 +156,10 @@ class SqliteStore(SqlStore):
             f"WHERE fts MATCH ? AND ({clause}) ORDER BY s DESC, d.doc LIMIT ?"
         )
         with self._lock, self._typed():
-            return [(doc, s) for doc, s in self._db.execute(query, (match, *values, limit))]
+            found: list[tuple[int, float]] = self._db.execute(
+                query, (match, *values, limit)
+            ).fetchall()
+        return found
 
     def put_vector(self, row: VectorRow) -> None:
         """Keep an embedding."""
@@ -165,11 +173,13 @@ class SqliteStore(SqlStore):
                 self._insert_many(rows)
                 return
             self._db.execute("PRAGMA synchronous = NORMAL")
+            self._db.execute(f"PRAGMA busy_timeout = {min(_LOG_WAIT_MS, self._busy_ms)}")
             try:
                 with self.transaction():
                     self._insert_many(rows)
             finally:
                 self._db.execute("PRAGMA synchronous = FULL")
+                self._db.execute(f"PRAGMA busy_timeout = {self._busy_ms}")
 
     def set_meta(self, key: str, value: str) -> None:
         """Keep a setting inside a transaction."""

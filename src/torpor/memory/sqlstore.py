@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
-from torpor.errors import InvalidRequest, TorporError
+from torpor.errors import InvalidRequest, LimitExceeded, TorporError
 from torpor.memory import sql
 from torpor.memory.rows import TABLES, DocRow, columns
 from torpor.memory.store import Scope, Where
@@ -27,6 +27,7 @@ class SqlStore(ABC):
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._depth = 0
+        self._bound = _Bound()
 
     @abstractmethod
     def _run(self, query: str, values: Sequence[object] = ()) -> Any:
@@ -77,10 +78,35 @@ class SqlStore(ABC):
         found: list[R] = []
         with self._lock, self._typed():
             for clause, values in sql.conditions(where):
-                found.extend(
-                    map(make, self._run(sql.select(table, clause, self.order, limit), values))
-                )
+                rows = self._run(sql.select(table, clause, self.order, limit), values)
+                found.extend(map(make, self._bound.within(rows)))
         return found if limit is None else found[:limit]
+
+    @contextlib.contextmanager
+    def reading_at_most(self, limit_bytes: int) -> Iterator[None]:
+        """Enter with a bound on the text that this thread selects."""
+        self._bound.left, self._bound.limit = limit_bytes, limit_bytes
+        try:
+            yield
+        finally:
+            self._bound.left = None
+
+    def trim_log(self, agent: str, keep: int) -> None:
+        """Remove an agent's recalls from the log, but for the last `keep`."""
+        mine = f"FROM recall_log WHERE agent = ? AND {self.order} <= ?"
+        with self._lock, self._typed():
+            last = self._run(
+                f"SELECT {self.order} FROM recall_log WHERE agent = ? ORDER BY {self.order} DESC LIMIT 1 OFFSET ?",  # noqa: S608  # only placeholders
+                (agent, keep),
+            ).fetchone()
+            if last is None:
+                return
+            with self.transaction():
+                self._run(
+                    f"DELETE FROM recall_item WHERE recall IN (SELECT id {mine})",  # noqa: S608  # only placeholders
+                    (agent, last[0]),
+                )
+                self._run(f"DELETE {mine}", (agent, last[0]))
 
     def newest(self, table: type[R], where: Where) -> R | None:
         """Return the row written last of those that match."""
@@ -163,6 +189,29 @@ class SqlStore(ABC):
     def _insert_many(self, rows: Sequence[tuple[Any, ...]]) -> None:
         for table, group in itertools.groupby(rows, type):
             self._run_many(sql.insert(table), group)
+
+
+class _Bound(threading.local):
+    """How much text a thread may still select; None: any."""
+
+    left: int | None = None
+    limit = 0
+
+    def within(self, rows: Iterable[tuple[Any, ...]]) -> Iterable[tuple[Any, ...]]:
+        """Return the rows, counted if there is a bound."""
+        return rows if self.left is None else self._counted(rows)
+
+    def _counted(self, rows: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
+        for row in rows:
+            assert self.left is not None
+            self.left -= sum(len(v) for v in row if isinstance(v, (str, bytes)))
+            if self.left < 0:
+                raise LimitExceeded(
+                    f"over {self.limit} bytes would have to be read for it",
+                    hint="ask for less: one subject, one session",
+                    limit_bytes=self.limit,
+                )
+            yield row
 
 
 def unstorable(exc: Exception) -> InvalidRequest:

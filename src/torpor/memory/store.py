@@ -124,6 +124,18 @@ class Store(Protocol):
         """Write log rows outside any transaction; a power cut may lose the last ones."""
         ...
 
+    def trim_log(self, agent: str, keep: int) -> None:
+        """Remove an agent's recalls from the log, but for the last `keep`."""
+        ...
+
+    def reading_at_most(self, limit_bytes: int) -> AbstractContextManager[None]:
+        """Enter with a bound on the text that this thread selects in the block.
+
+        Raises:
+            LimitExceeded: there is more.
+        """
+        ...
+
     def meta(self, key: str) -> str | None:
         """Return a setting of this memory."""
         ...

@@ -46,12 +46,29 @@ def stem(word: str) -> str:
     return word
 
 
-def coverage(terms: Iterable[str], text: str) -> float:
-    """Return which part of the terms is in the text, from 0 to 1."""
-    wanted = {stem(t) for t in terms}
-    if not wanted:
-        return 0.0
-    return len(wanted & {stem(w) for w in words_of(text)}) / len(wanted)
+_LONG_CHARS = 16_384
+"""In a longer text a word's stem is looked for as letters: cutting a million of them into words takes too long."""
+
+
+def stems_of(terms: Iterable[str]) -> frozenset[str]:
+    """Return the stems of words, for `covers`."""
+    return frozenset(map(stem, terms))
+
+
+def covers(text: str, stems: frozenset[str], part: float) -> bool:
+    """Return whether at least that part of the stems, which are not none, is in a text."""
+    need = part * len(stems)
+    if len(text) > _LONG_CHARS:
+        folded = text.casefold()
+        return sum(s in folded for s in stems) >= need
+    found: set[str] = set()
+    for match in _WORD.finditer(text):
+        word = stem(match[0].casefold())
+        if word in stems:
+            found.add(word)
+            if len(found) >= need:
+                return True
+    return False
 
 
 def tokens_of(text: str) -> int:

@@ -38,6 +38,10 @@ BURST = 200.0
 MIB = 1 << 20
 QUOTA_MIB = 1024
 """What one agent may write from inside its machines, altogether; see `TORPOR_MEMORY_MAX_MIB_PER_AGENT`."""
+_PER_ITEM_BYTES = 2 << 10
+"""What the rows and indexes of one episode or fact take beside its text, about: it counts as written, too."""
+_READ_BYTES = 128 * MIB
+"""Text that one request may have read. An answer is at most 2 MiB; a recall looks at some 80 texts of a MiB each."""
 _NOTED_BYTES = MIB
 """What was written is noted that often; a crash forgets less than this."""
 _FOLLOW_S, _FOLLOW_AGAIN_S = 15.0, 0.05
@@ -126,7 +130,7 @@ class MemoryRelay:
         info = machine.info
         _check_life(machine, generation)
         await self._followed(info)
-        size = len(json.dumps(params)) if verb.writes else 0
+        size = _size_of(params) if verb.writes else 0
 
         def fence(memory: Memory) -> None:
             _check_life(machine, generation)
@@ -136,7 +140,8 @@ class MemoryRelay:
             _check_life(machine, generation)
             self._check_quota(memory, info.agent, size)
             space = memory.space(info.agent, fence=lambda: fence(memory))
-            found = answered(verb.run(space))
+            with memory.store.reading_at_most(_READ_BYTES):
+                found = answered(verb.run(space))
             self._count(memory, info.agent, size)
             return found
 
@@ -169,6 +174,13 @@ class MemoryRelay:
             with memory.store.transaction():
                 memory.store.set_meta(_key(agent), str(self._written[agent]))
             self._noted[agent] = self._written[agent]
+
+
+def _size_of(params: dict[str, Any]) -> int:
+    """Return what a request writes, about."""
+    items = [params.get(name) for name in ("episodes", "facts", "candidates")]
+    count = sum(len(many) for many in items if isinstance(many, list))
+    return len(json.dumps(params)) + _PER_ITEM_BYTES * max(1, count)
 
 
 def _key(agent: str) -> str:

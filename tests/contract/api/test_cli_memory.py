@@ -114,7 +114,7 @@ def test_erasing(cli: Cli) -> None:
     cli("erase", "--subject", "alice", code=InvalidRequest.exit_code)
     assert "--yes" in cli.stderr
     assert "1 episode" in cli("erase", "--subject", "alice", "--dry-run")
-    assert "bytes left       0" in cli("erase", "--subject", "alice", "--yes")
+    assert "bytes left     0" in cli("erase", "--subject", "alice", "--yes")
     assert cli("episodes") == ""
     assert cli("verify").startswith("ok            yes")
     cli("verify", "--expect", "0" * 64, code=DataDamaged.exit_code)
@@ -134,6 +134,7 @@ def test_exports_are_searched_where_they_can_be_read(tmp_path: Path) -> None:
     cli("export", old)
     shown = cli("erase", "--subject", "alice", "--yes", "--export", old, code=DataDamaged.exit_code)
     assert "bytes left       0" in shown
+    assert "left in exports" in shown
     Cli()(
         "erase",
         "--subject",

@@ -8,8 +8,11 @@ import pytest
 
 from tests.unit.memory.clock import FakeClock, day
 from tests.unit.memory.fakes import FakeEmbedder
-from torpor.errors import InvalidRequest, LimitExceeded, NotFound
+from torpor.errors import InsufficientResources, InvalidRequest, LimitExceeded, NotFound
 from torpor.memory import Memory, Recall, Space
+from torpor.memory import recall as recalling
+from torpor.memory.rows import RecallItemRow, RecallRow
+from torpor.memory.words import MAX_TERMS, covers, stems_of
 
 
 @pytest.fixture
@@ -242,6 +245,75 @@ def test_why_not_leaves_no_log(mem: Space) -> None:
     assert store.count(RecallRow, {}) == 0
     mem.recall("a b")
     assert store.count(RecallRow, {}) == 1
+
+
+def test_the_log_keeps_the_last_recalls_of_each_agent(
+    memory: Memory, mem: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recalling, "RECALLS_KEPT", 3)
+    monkeypatch.setattr(recalling, "TRIM_EVERY", 2)
+    mem.remember("a", "b", "c")
+    other = memory.space("other").recall("a b")
+    made = [mem.recall("a b") for _ in range(9)]
+    for kept in made[-3:]:
+        assert mem.explain(kept).considered
+    with pytest.raises(NotFound):
+        mem.explain(made[0])
+    assert memory.space("other").explain(other)
+    store = memory.store
+    logs = {r.id for r in store.select(RecallRow, {})}
+    assert {i.recall for i in store.select(RecallItemRow, {})} <= logs
+    assert len(logs) <= 5
+
+
+def test_a_recall_is_given_though_it_cannot_be_logged(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Memory.open(path) as one, Memory.open(path) as two:
+        mem, writer = one.space("a"), two.store
+        mem.record("the pomegranate protocol")
+        with writer.transaction():
+            found = mem.recall("pomegranate")
+        assert texts(found) == ["the pomegranate protocol"]
+        assert not found.logged
+        with pytest.raises(NotFound):
+            mem.explain(found)
+        assert mem.recall("pomegranate").logged
+
+        def full(rows: object) -> None:
+            raise InsufficientResources("no space left")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(one.store, "log", full)
+            assert not mem.recall("pomegranate").logged
+
+
+def test_long_texts_and_queries_are_bounded(mem: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    real = recalling.excerpt
+
+    def counted(text: str, terms: list[str], limit_chars: int) -> str:
+        asked.append(len(terms))
+        return real(text, terms, limit_chars)
+
+    monkeypatch.setattr(recalling, "excerpt", counted)
+    mem.record("filler " * 100_000 + "the pomegranates ripen " + "filler " * 40_000)
+    query = "pomegranate ripening " + " ".join(f"q{n}" for n in range(30)) + " the and" * 3000
+    found = mem.recall("pomegranate ripening")
+    assert "the pomegranates ripen" in found.items[0].text
+    assert len(found.items[0].text) < 2000
+    mem.recall(query[:32_000])
+    assert asked
+    assert max(asked) <= MAX_TERMS
+
+
+@pytest.mark.parametrize("long", [False, True])
+def test_how_much_of_a_query_a_text_has(long: bool) -> None:
+    text = "They were deploying scripts. " + "filler " * (5000 if long else 5)
+    stems = stems_of(["deployed", "script", "server", "friday"])
+    assert covers(text, stems, 0.5)
+    assert not covers(text, stems, 0.51)
+    assert not covers("nothing of it", stems, 0.25)
 
 
 def test_meaning_finds_what_words_do_not(dense: Memory) -> None:

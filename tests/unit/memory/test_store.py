@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from torpor.errors import Conflict, InvalidRequest
-from torpor.memory.rows import DerivationRow, RecallItemRow, Txn, VectorRow
+from torpor.errors import Conflict, InvalidRequest, LimitExceeded
+from torpor.memory.rows import DerivationRow, RecallItemRow, RecallRow, Txn, VectorRow
 from torpor.memory.sqlite import SqliteStore
 from torpor.memory.store import Contains, Range, Scope, Store
 
@@ -192,6 +192,38 @@ def test_a_log_is_kept_alone_and_within_a_transaction(store: Store) -> None:
     with store.transaction():
         store.log([row])
     assert store.count(RecallItemRow, {"recall": "r"}) == 2
+
+
+def recall_row(n: int, agent: str) -> RecallRow:
+    return RecallRow(f"rcl_{n}", n, "b", agent, "q", None, n, "{}", "", "{}", None)
+
+
+def test_a_log_is_trimmed_by_agent(store: Store) -> None:
+    for n in range(6):
+        item = RecallItemRow(f"rcl_{n}", 1, "ep", "episode", 1.0, 1.0, 0.0, 0.0, 0.0, 1, "")
+        store.log([recall_row(n, "one" if n % 2 else "two"), item])
+    store.trim_log("one", 5)
+    assert store.count(RecallRow, {}) == 6
+    store.trim_log("one", 1)
+    assert [r.id for r in store.select(RecallRow, {"agent": "one"})] == ["rcl_5"]
+    assert store.count(RecallRow, {"agent": "two"}) == 3
+    assert {r.recall for r in store.select(RecallItemRow, {})} == {
+        "rcl_0",
+        "rcl_2",
+        "rcl_4",
+        "rcl_5",
+    }
+
+
+def test_what_a_thread_reads_can_be_bounded(store: Store) -> None:
+    with store.transaction():
+        for n in range(50):
+            store.insert(derivation(n))
+    with store.reading_at_most(600), pytest.raises(LimitExceeded, match="over 600 bytes"):
+        store.select(DerivationRow, {})
+    with store.reading_at_most(600):
+        assert store.select(DerivationRow, {"id": "id7"}) == [derivation(7)]
+    assert len(store.select(DerivationRow, {})) == 50
 
 
 def test_scrubbed_content_is_in_no_file(store: Store) -> None:

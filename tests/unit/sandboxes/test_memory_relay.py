@@ -177,7 +177,7 @@ def test_there_is_a_limit_to_what_it_writes(play: Play, monkeypatch: pytest.Monk
             world.engine.memories,
             clock=world.engine._parts.clock,
             report=lambda name, exc: None,
-            quota_bytes=3000,
+            quota_bytes=7000,
         )
         info = await world.create(metadata=HERMES)
         machine = world.engine._tasks[info.id].machine
@@ -190,10 +190,45 @@ def test_there_is_a_limit_to_what_it_writes(play: Play, monkeypatch: pytest.Monk
             world.engine.memories,
             clock=world.engine._parts.clock,
             report=lambda name, exc: None,
-            quota_bytes=3000,
+            quota_bytes=7000,
         )
         with pytest.raises(LimitExceeded):  # it is remembered over a restart of the daemon
             await again.call(machine, info.generation, "record", {"content": "x" * 1000})
+
+    play(scene)
+
+
+def test_many_small_things_count_as_what_they_take(play: Play) -> None:
+    async def scene(world: World) -> None:
+        relay = MemoryRelay(
+            world.engine.memories,
+            clock=world.engine._parts.clock,
+            report=lambda name, exc: None,
+            quota_bytes=100_000,
+        )
+        info = await world.create(metadata=HERMES)
+        machine = world.engine._tasks[info.id].machine
+        tiny = [{"content": "x"}] * 100
+        with pytest.raises(LimitExceeded, match="are allowed"):
+            await relay.call(machine, info.generation, "record_many", {"episodes": tiny})
+        await relay.call(machine, info.generation, "record_many", {"episodes": tiny[:40]})
+
+    play(scene)
+
+
+def test_a_machine_cannot_make_the_host_read_without_end(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(world: World) -> None:
+        monkeypatch.setattr(memory_relay, "_READ_BYTES", 50_000)
+        info = await world.create(metadata=HERMES)
+        for n in range(8):
+            await inside(world, info, "record", content=f"{n} " + "word " * 2000)
+        with pytest.raises(LimitExceeded, match="would have to be read"):
+            await inside(world, info, "episodes")
+        assert (await inside(world, info, "facts"))["items"] == []
+        memory = world.engine.memories.service
+        assert await memory.run(lambda m: len(m.space("hermes-1").episodes())) == 8
 
     play(scene)
 

@@ -111,21 +111,7 @@ def _in_new_loop(run: Coroutine[Any, Any, Any]) -> Any:
         return pool.submit(asyncio.run, run).result()
 
 
-_ONLY_THE_USERS = (
-    FactKind.PREFERENCE,
-    FactKind.INSTRUCTION,
-    FactKind.COMMITMENT,
-    FactKind.DECISION,
-)
-
-
 def _candidate(fact: ProposedFact, episode: Episode) -> Candidate:
-    kind = FactKind(fact.kind)
-    if kind in _ONLY_THE_USERS and episode.source_kind not in (
-        SourceKind.USER,
-        SourceKind.HUMAN_NOTE,
-    ):
-        kind = FactKind.FACT  # what a page or a tool demands is something it says, not a wish
     value: Json = fact.value
     return Candidate(
         episode=episode.id,
@@ -133,7 +119,7 @@ def _candidate(fact: ProposedFact, episode: Episode) -> Candidate:
         attribute=fact.attribute,
         value=value,
         quote=fact.quote,
-        kind=kind,
+        kind=FactKind(fact.kind),
         scope=Scope(fact.scope),
         cardinality=Cardinality(fact.cardinality),
         confidence=fact.confidence,
