@@ -296,6 +296,12 @@ def test_a_client_that_fails_is_rolled_back_with_its_words(act: Act) -> None:
 # ---- refused, or ended, before anything was changed ----
 
 
+TOO_MUCH = "format: 1\nname: mine\nuser: root\nversions:\n" + "".join(
+    f"  - {{name: v{n}, command: 'true'}}\n" for n in range(33)
+)
+"""A profile that asks for more than can be noted with a snapshot."""
+
+
 def test_what_is_refused_before_it_begins(act: Act) -> None:
     async def scene(stage: Stage) -> None:
         box = await stage.sandbox()
@@ -312,6 +318,7 @@ def test_what_is_refused_before_it_begins(act: Act) -> None:
             ({"command": "x", "change_kind": "update"}, "no profile is named"),
             ({"command": "x", "profile": "hermes", "change_kind": "no"}, "knows no sort"),
             ({"command": "x", "profile": "a: b: c"}, "profile:1"),
+            ({"command": "x", "profile": TOO_MUCH}, "at most 32 commands"),
             ({"command": "x", "checks": "required: {file: ["}, "checks:2:1"),
         ]
         for spec, match in refusals:
@@ -364,6 +371,50 @@ def test_what_goes_wrong_before_the_snapshot_changes_nothing(act: Act, what: str
         assert (await stage.engine.get(box.id)).generation == box.generation
         stage.engine.will_not_freeze = False
         await stage.engine.hibernate(box.id)
+
+    act(scene)
+
+
+PROFILE = """
+format: 1
+name: mine
+quiesce:
+  - {name: pause, kind: command, hold: HOLD, release: mine resume, required: true}
+versions:
+  - {name: mine, command: {command: mine --version, user: root}}
+cursor: {command: {command: mine outbox, user: root}}
+"""
+
+
+def test_the_profile_that_a_change_names_says_how_its_machine_comes_to_rest(act: Act) -> None:
+    async def scene(stage: Stage) -> None:
+        box = await stage.sandbox()
+        mine = PROFILE.replace("HOLD", "mine pause")
+        ended = await stage.until(await stage.change(box.id, command="true", profile=mine))
+        assert ended.state is S.KEPT
+        point = (await stage.desk.report(ended.id))["snapshot"]
+        assert point["consistency"] == "application"
+        assert [hook["name"] for hook in point["quiesce"]["hooks"]] == ["pause", "sqlite"]
+        assert (point["quiesce"]["versions"], point["quiesce"]["cursor"]) == ({"mine": "1.0"}, "42")
+
+        fails = PROFILE.replace("HOLD", '"false"')
+        ended = await stage.until(await stage.change(box.id, command="true", profile=fails))
+        assert ended.state is S.KEPT, "what cannot be had is told, when nothing was insisted on"
+        report = await stage.desk.report(ended.id)
+        assert report["snapshot"]["consistency"] == "filesystem"
+        (step,) = [step for step in report["steps"] if step["name"] == "snapshot"]
+        assert step["outcome"].endswith("-consistent: hook pause: hold ended with status 1")
+
+        wanted: dict[str, Any] = {"profile": fails, "consistency": "application"}
+        ended = await stage.until(await stage.change(box.id, command="mark never", **wanted))
+        assert (ended.state, ended.snapshot_id) == (S.FAILED, None)
+        assert "hook pause: hold ended with status 1" in ended.why
+        assert stage.engine.sandboxes[box.id].guest.marks["never"] == 0
+
+        await stage.until(await stage.change(box.id, command="true"))
+        (newest, *_) = await stage.engine.snapshots(box.id)
+        assert newest.quiesce is not None
+        assert [hook.name for hook in newest.quiesce.hooks] == ["sqlite"], "nobody named a profile"
 
     act(scene)
 

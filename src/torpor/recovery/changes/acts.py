@@ -16,14 +16,14 @@ from torpor.base.clock import Clock
 from torpor.base.faults import reach
 from torpor.db.changes import ChangeRow, ChangeRows
 from torpor.errors import NotFound, TorporError, WrongState
-from torpor.model import SandboxState, SnapshotInfo
+from torpor.model import SandboxState
 from torpor.model_changes import ChangeId, ChangeState, ChangeVerdict, Ending
 from torpor.recovery.changes import table, undoing
 from torpor.recovery.changes.command import CommandRun
 from torpor.recovery.changes.feeds import Feeds
 from torpor.recovery.changes.holdings import HoldingsFiles
 from torpor.recovery.changes.looks import Look, Looker, Phase, look_json, opinion, told
-from torpor.recovery.changes.quiet import take_point
+from torpor.recovery.changes.quiet import described, point_json, take_point
 from torpor.sandboxes.claims import Act, Claim
 from torpor.sandboxes.port import EnginePort
 
@@ -176,7 +176,7 @@ class Acts:
             if await self._is_gone(row):
                 raise Gone from exc
             return {"ok": False, "why": f"no snapshot could be taken: {exc.message}"}
-        row = await self._noted(row, "snapshot", began, _label(point), point=_point(point))
+        row = await self._noted(row, "snapshot", began, described(point), point=point_json(point))
         reach("change.captured")
         await self.advance(row, S.SNAPSHOTTED, snapshot_id=point.id)
         reach("change.snapshotted")
@@ -413,17 +413,3 @@ class Acts:
 def _kept(looks: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the looks that the report keeps: the first, and the last ones."""
     return looks if len(looks) <= LOOKS_KEPT else [looks[0], *looks[-LOOKS_KEPT + 1 :]]
-
-
-def _point(info: SnapshotInfo) -> dict[str, Any]:
-    return {
-        "id": info.id,
-        "label": info.label,
-        "consistency": info.consistency,
-        "size_bytes": info.size_bytes,
-        "pause_ms": info.pause_ms,
-    }
-
-
-def _label(info: SnapshotInfo) -> str:
-    return f"{info.id}, {info.consistency}-consistent"

@@ -8,6 +8,7 @@ from torpor.model import SandboxInfo, SandboxState
 from torpor.model_changes import ChangeId, ChangeSpec
 from torpor.recovery.changes.holdings import check_holdings
 from torpor.recovery.changes.looks import plan_of
+from torpor.recovery.changes.quiet import rest_of
 
 TEXT_MOST = 1000
 COMMAND_MOST = 128 << 10
@@ -49,6 +50,7 @@ def check_spec(spec: ChangeSpec) -> None:
         raise InvalidRequest(f"{spec.checks_source} is over {CHECKS_MOST} bytes")
     plan_of(spec)
     check_holdings(spec)
+    rest_of(spec)
 
 
 def check_state(info: SandboxInfo) -> None:
