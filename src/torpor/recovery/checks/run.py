@@ -32,6 +32,7 @@ Progress = Callable[[CheckResult], object]
 Sleep = Callable[[float], Awaitable[object]]
 
 PARALLEL = 4
+_LATE = ("inventory", "turn")
 WITHIN_SECONDS = 3600.0
 
 
@@ -60,8 +61,8 @@ async def run_checks(
 ) -> CheckReport:
     """Run all checks of a plan and return what was found. The machine is not changed, but by what the file runs.
 
-    A few checks run at the same time; turns of the agent come last, one by one. When this is cancelled, no
-    command of it goes on in the machine.
+    A few checks run at the same time. Then what the machine holds is compared, when no other check's own doings are
+    in it; turns of the agent come last, one by one. When this is cancelled, no command of it goes on in the machine.
 
     Args:
         plan: what to check.
@@ -140,15 +141,12 @@ class _Run:
             async with slots:
                 results[number] = await self.one(checks[number])
 
-        turns = [n for n, check in enumerate(checks) if check.kind == "turn"]
         try:
             async with asyncio.timeout(within_s):
-                async with asyncio.TaskGroup() as tasks:
-                    for number in range(len(checks)):
-                        if number not in turns:
+                for numbers in _stages(checks):
+                    async with asyncio.TaskGroup() as tasks:
+                        for number in numbers:
                             tasks.create_task(run_one(number))
-                for number in turns:
-                    await run_one(number)
         except TimeoutError:
             pass
         except BaseExceptionGroup as group:
@@ -234,6 +232,13 @@ class _Run:
         if self._progress is not None:
             self._progress(result)
         return result
+
+
+def _stages(checks: Sequence[Check]) -> list[list[int]]:
+    """Return the numbers of the checks that may run at the same time, stage after stage."""
+    by_kind = {kind: [n for n, check in enumerate(checks) if check.kind == kind] for kind in _LATE}
+    early = [n for n, check in enumerate(checks) if check.kind not in _LATE]
+    return [early, by_kind["inventory"], *([number] for number in by_kind["turn"])]
 
 
 def _unread(plan: CheckPlan, reason: str) -> Check:

@@ -365,6 +365,26 @@ def test_checks_share_an_inventory_and_a_second_attempt_takes_another() -> None:
     assert [(r.outcome, r.attempts) for r in report.results] == [("pass", 2), ("pass", 1)]
 
 
+def test_an_inventory_holds_nothing_that_other_checks_do_meanwhile() -> None:
+    doings: list[str] = []
+
+    async def take() -> Inventory:
+        doings.append("inventory")
+        return inventory("a")
+
+    def doing(name: str) -> Answer:
+        return lambda: doings.append(name) or ran(0)
+
+    run(
+        "folders: false\nrequired: {inventory: {skills: equal}, turn: {t: {exec: t}},"
+        " command: {a: {successThreshold: 3}, b: }}",
+        {name: doing(name) for name in "abt"},
+        inventory=Baseline(before=inventory("a"), take=take),
+    )
+    assert sorted(doings[:4]) == list("aaab")
+    assert doings[4:] == ["inventory", "t"]
+
+
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
