@@ -17,16 +17,20 @@ from torpor.model_changes import (
     ChangeVerdict,
 )
 from torpor.sdk.change_results import ChangeReport
-from torpor.sdk.changes import UNDO_LIMIT_S, AsyncChange, Progress
+from torpor.sdk.changes import AsyncChange, Progress
 from torpor.sdk.client import Client
 from torpor.sdk.loop import loop_thread
+
+INTERRUPTED_S = 20.0
+"""What an interrupted block waits at most: the daemon undoes the change, whether anybody looks on or not."""
 
 
 class Change:
     """One change. Made by `Sandbox.change`, `get` or `list`.
 
     With `run` it is a command: `wait` begins it and returns when it is decided. Without, it is a block: what happens
-    inside `with` is the change, an exception undoes it and is raised on, and so does a process that dies.
+    inside `with` is the change, an exception undoes it and is raised on, and so does a process that dies. Ctrl-C is
+    such an exception; a second one, while the change is undone, does not wait for that: the daemon goes on with it.
     """
 
     def __init__(self, change: AsyncChange) -> None:
@@ -120,7 +124,7 @@ class Change:
         return loop_thread.iterate(self._change.events())
 
     def __enter__(self) -> Self:
-        loop_thread.run(self._change.__aenter__(), cleanup_limit_s=UNDO_LIMIT_S)
+        loop_thread.run(self._change.__aenter__(), cleanup_limit_s=INTERRUPTED_S)
         return self
 
     def __exit__(
@@ -130,5 +134,5 @@ class Change:
         traceback: TracebackType | None,
     ) -> None:
         loop_thread.run(
-            self._change.__aexit__(kind, error, traceback), cleanup_limit_s=UNDO_LIMIT_S
+            self._change.__aexit__(kind, error, traceback), cleanup_limit_s=INTERRUPTED_S
         )

@@ -32,6 +32,7 @@ from torpor.errors import (
 from torpor.model_changes import ChangeState
 from torpor.recovery import dbos_setup
 from torpor.recovery.changes import acts
+from torpor.sdk import sync_changes
 
 pytestmark = pytest.mark.usefixtures("server", "_looks")
 S = ChangeState
@@ -213,6 +214,41 @@ def test_an_exception_undoes_the_block_and_is_raised_on(
     assert error.__name__ in seen[0].why
     with pytest.raises(NotFound):
         sandbox.filesystem.read("/workspace/model")
+
+
+def test_a_second_ctrl_c_does_not_wait_until_it_is_undone(
+    sandbox: Sandbox, server: ServerThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sync_changes, "INTERRUPTED_S", 0.2)
+    main = threading.main_thread().ident
+    assert main is not None
+    real = server.engine.rollback
+    gates: list[asyncio.Event] = []
+
+    async def slow(*args: Any, **kwargs: Any) -> Any:
+        gates.append(asyncio.Event())
+        signal.pthread_kill(main, signal.SIGINT)
+        await gates[0].wait()
+        return await real(*args, **kwargs)
+
+    monkeypatch.setattr(server.engine, "rollback", slow)
+    seen: list[Change] = []
+
+    def work() -> None:
+        with sandbox.change("switch model", inventory=False) as change:
+            seen.append(change)
+            raise CommandFailed("the first one")
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert seen[0].refresh().state is S.ROLLING_BACK
+
+    async def let_go() -> None:
+        gates[0].set()
+
+    server.run(let_go())
+    ended = Change.get(seen[0].id).wait()
+    assert (ended.verdict, ended.info.ending) == ("rolled_back", "client")
 
 
 def test_a_block_with_a_probation_ends_when_that_begins(sandbox: Sandbox) -> None:
