@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import replace
+from glob import has_magic
 
 from torpor.model_quiesce import HookKind, HookSpec, QuiesceSpec, quiesce_spec
 from torpor.recovery.profiles.model import AgentProfile, Command, QuiesceHook
@@ -68,12 +69,19 @@ def _hook(profile: AgentProfile, hook: QuiesceHook) -> HookSpec:
 
 
 def _paths(profile: AgentProfile, paths: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the paths in each of the agent's homes; they may be patterns."""
+    """Return the paths in each of the agent's homes, as patterns: not each of them is in each machine."""
     return tuple(
         path
         for found in paths
-        for path in ([found] if found.startswith("/") else [f"{h}/{found}" for h in profile.homes])
+        for path in (
+            [found] if found.startswith("/") else [_pattern(f"{h}/{found}") for h in profile.homes]
+        )
     )
+
+
+def _pattern(path: str) -> str:
+    """Return a pattern that fits one path: it need not be there, as a path that is named has to."""
+    return path if has_magic(path) else f"{path[:-1]}[{path[-1]}]"
 
 
 def _text(profile: AgentProfile, command: Command | None) -> str | None:

@@ -18,7 +18,7 @@ versions:
   - {name: other, command: {command: [other, "a b"], user: root}}
   - {name: read, git: code}
 quiesce:
-  - {name: databases, kind: sqlite, paths: ["*.db", /srv/x.db], required: true}
+  - {name: databases, kind: sqlite, paths: ["*.db", cron/runs.db, /srv/x.db], required: true}
   - {name: pause, kind: command, hold: mine pause, release: mine resume, order: 7}
   - {name: pg, kind: postgresql}
 cursor:
@@ -29,7 +29,11 @@ cursor:
 def test_what_a_profile_says() -> None:
     spec = spec_of(parse_profile(PROFILE, source="test"))
     databases, pause, postgres = spec.hooks
-    assert databases.paths == ("/home/*/.mine/*.db", "/opt/mine/*.db", "/srv/x.db")
+    assert databases.paths == (
+        *("/home/*/.mine/*.db", "/opt/mine/*.db"),
+        *("/home/*/.mine/cron/runs.db", "/opt/mine/cron/runs.d[b]"),  # it may not be there
+        "/srv/x.db",
+    )
     assert (databases.kind, databases.required) == ("sqlite", True)
     assert (pause.hold, pause.release, pause.order, pause.user) == (
         *("mine pause", "mine resume", 7, "agent"),

@@ -80,5 +80,9 @@ def point_json(info: SnapshotInfo) -> dict[str, Any]:
 
 def described(info: SnapshotInfo) -> str:
     """Return what snapshot it is, and why it is not more consistent."""
-    why = f": {info.quiesce.reason}" if info.quiesce and info.quiesce.reason else ""
-    return f"{info.id}, {info.consistency}-consistent{why}"
+    words = f"{info.id}, {info.consistency}-consistent"
+    if info.quiesce is None or info.quiesce.held:
+        return words
+    failed = [h for h in info.quiesce.hooks if h.state in ("failed", "lost")]
+    whys = [info.quiesce.reason, *(f"hook {hook.name}: {hook.message}" for hook in failed)]
+    return ": ".join([words, "; ".join(dict.fromkeys(why for why in whys if why))])
