@@ -265,7 +265,7 @@ class BuildEvent:
     """One step of a template build as it goes on."""
 
     step: str
-    """A short word: `plan`, `packages`, `files`, `run`, `image`, `boot`, `settle`, `publish`, `done`."""
+    """A short word: `plan`, `packages` (or `unpack`), `files`, `run`, `image`, `boot`, `settle`, `publish`, `done`."""
     message: str
     """One line for people."""
     fraction: float

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -83,8 +84,21 @@ def show(
 @app.command("build")
 def build(
     recipe: Annotated[
-        str, typer.Argument(metavar="NAME|FILE", help="A shipped recipe, or a TOML file.")
+        str,
+        typer.Argument(
+            metavar="NAME|FILE",
+            help="A shipped recipe, or a TOML file; with --rootfs the new template's name.",
+        ),
     ],
+    rootfs: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="TAR", help="Make it of this root file system, as `docker export` writes one."
+        ),
+    ] = None,
+    disk_gib: Annotated[
+        int | None, typer.Option(min=1, max=4096, help="Size of its disk, with --rootfs.")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Build again.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -93,7 +107,9 @@ def build(
 
     try:
         with build_progress() as progress:
-            info = Templates.build(recipe, force=force, progress=progress)
+            info = Templates.build(
+                recipe, rootfs=rootfs, disk_gib=disk_gib, force=force, progress=progress
+            )
     except KeyboardInterrupt:
         print("note: the build goes on in the daemon; the same command follows it", file=sys.stderr)
         raise

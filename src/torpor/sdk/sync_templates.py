@@ -35,12 +35,16 @@ class Templates:
     def build(
         name_or_recipe: str | Path,
         *,
+        rootfs: str | Path | None = None,
+        disk_gib: int | None = None,
         force: bool = False,
         progress: Callable[[BuildEvent], object] | None = None,
         client: Client | None = None,
     ) -> TemplateInfo:
         """Build a shipped template by name, or one from a recipe file, and return it."""
-        for event in Templates.build_stream(name_or_recipe, force=force, client=client):
+        for event in Templates.build_stream(
+            name_or_recipe, rootfs=rootfs, disk_gib=disk_gib, force=force, client=client
+        ):
             if progress is not None:
                 progress(event)
             if event.template is not None:
@@ -49,9 +53,16 @@ class Templates:
 
     @staticmethod
     def build_stream(
-        name_or_recipe: str | Path, *, force: bool = False, client: Client | None = None
+        name_or_recipe: str | Path,
+        *,
+        rootfs: str | Path | None = None,
+        disk_gib: int | None = None,
+        force: bool = False,
+        client: Client | None = None,
     ) -> Iterator[BuildEvent]:
         """Yield the steps of a build as they happen, the finished template with the last."""
         return loop_thread.iterate(
-            AsyncTemplates.build_stream(name_or_recipe, force=force, client=client)
+            AsyncTemplates.build_stream(
+                name_or_recipe, rootfs=rootfs, disk_gib=disk_gib, force=force, client=client
+            )
         )

@@ -38,6 +38,8 @@ class AsyncTemplates:
     async def build(
         name_or_recipe: str | Path,
         *,
+        rootfs: str | Path | None = None,
+        disk_gib: int | None = None,
         force: bool = False,
         progress: Callable[[BuildEvent], object] | None = None,
         client: Client | None = None,
@@ -48,18 +50,23 @@ class AsyncTemplates:
         away; asking again follows it.
 
         Args:
-            name_or_recipe: `base`, `agent`, or the path of a TOML file (a `Path`, or text with `/` or `.toml`).
+            name_or_recipe: `base`, `agent`, or the path of a TOML file (a `Path`, or text with `/` or `.toml`);
+                with `rootfs` the new template's name.
+            rootfs: a tar with a root file system that it is made of, on the daemon's host.
+            disk_gib: size of its disk, only with `rootfs`; None: 8.
             force: build again.
             progress: called with each step.
             client: which daemon; None: as the environment says.
 
         Raises:
             NotFound: there is no such recipe.
-            InvalidRequest: the recipe is malformed.
+            InvalidRequest: the recipe is malformed, or the root file system lacks what a machine needs.
             BuildFailed: a step failed; facts have the step and the end of its log.
             HostNotReady: a tool is missing on the host.
         """
-        steps = AsyncTemplates.build_stream(name_or_recipe, force=force, client=client)
+        steps = AsyncTemplates.build_stream(
+            name_or_recipe, rootfs=rootfs, disk_gib=disk_gib, force=force, client=client
+        )
         async with closing(steps) as events:
             async for event in events:
                 if progress is not None:
@@ -70,11 +77,23 @@ class AsyncTemplates:
 
     @staticmethod
     async def build_stream(
-        name_or_recipe: str | Path, *, force: bool = False, client: Client | None = None
+        name_or_recipe: str | Path,
+        *,
+        rootfs: str | Path | None = None,
+        disk_gib: int | None = None,
+        force: bool = False,
+        client: Client | None = None,
     ) -> AsyncGenerator[BuildEvent, None]:
         """Yield the steps of a build as they happen, the finished template with the last. Raises as `build`."""
         made = connection(client)
-        body = {_source(name_or_recipe)[0]: _source(name_or_recipe)[1], "force": force}
+        body: dict[str, object] = {"force": force}
+        if rootfs is None:
+            name, value = _source(name_or_recipe)
+            body[name] = value
+        else:
+            body |= {"name": str(name_or_recipe), "rootfs_path": _absolute(rootfs)}
+        if disk_gib is not None:
+            body["disk_gib"] = disk_gib
         async with (
             made.stream("POST", "/v1/templates/build", body=body) as reply,
             closing(sse_events(raw_bytes(reply))) as events,
@@ -92,5 +111,9 @@ def _source(name_or_recipe: str | Path) -> tuple[str, str]:
         or "/" in name_or_recipe
         or name_or_recipe.endswith(".toml")
     ):
-        return "recipe_path", str(Path(name_or_recipe).absolute())
+        return "recipe_path", _absolute(name_or_recipe)
     return "name", name_or_recipe
+
+
+def _absolute(path: str | Path) -> str:
+    return str(Path(path).absolute())

@@ -339,7 +339,19 @@ class TemplateListWire(Wire):
 class BuildRequest(Wire):
     """What POST /v1/templates/build takes: exactly one of `name`, `recipe_path` and `recipe`."""
 
-    name: Annotated[str | None, Field(description="A shipped recipe.")] = None
+    name: Annotated[
+        str | None, Field(description="A shipped recipe; with `rootfs_path` the template's name.")
+    ] = None
+    rootfs_path: Annotated[
+        str | None,
+        Field(
+            description="Absolute path of a tar on the daemon's host: a root file system that the template "
+            "`name` is made of."
+        ),
+    ] = None
+    disk_gib: Annotated[
+        int | None, Field(ge=1, le=4096, description="Only with `rootfs_path`; null: 8.")
+    ] = None
     recipe_path: Annotated[
         str | None, Field(description="Absolute path of a recipe file on the daemon's host.")
     ] = None

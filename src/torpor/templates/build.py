@@ -20,7 +20,7 @@ from torpor.base.units import GIB, format_bytes
 from torpor.errors import BuildFailed, DataDamaged, InsufficientResources, NotFound
 from torpor.layers.seal import seal
 from torpor.model import BuildEvent, TemplateInfo
-from torpor.templates import manifest, namespace, worklock
+from torpor.templates import manifest, namespace, rootfs, worklock
 from torpor.templates.manifest import Template
 from torpor.templates.plan import Bootstrapper, BuildPlan, Step
 from torpor.templates.settle import Booter, settle
@@ -31,6 +31,7 @@ NEEDED_BYTES = 3 * GIB
 _SPANS = {
     "plan": (0.00, 0.01),
     "packages": (0.01, 0.42),
+    "unpack": (0.01, 0.42),
     "files": (0.42, 0.44),
     "run": (0.44, 0.45),
     "image": (0.45, 0.50),
@@ -168,7 +169,10 @@ class Builder:
             default_cwd=recipe.default_cwd,
             env=recipe.env,
         )
-        return manifest.template_at(out, info, plan.recipe_digest)
+        cmdline = manifest.CMDLINE
+        if recipe.rootfs is not None:
+            cmdline = f"{cmdline} init={rootfs.INIT}"
+        return manifest.template_at(out, info, plan.recipe_digest, cmdline)
 
     def _existing(self, plan: BuildPlan) -> Template | None:
         """Return the template that was made from this very recipe, its name pointing to it."""

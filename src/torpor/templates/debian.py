@@ -59,7 +59,7 @@ async def bootstrap(plan: BuildPlan, work: Path, out: Path) -> AsyncGenerator[St
     root = work / "root"
     plan_file = work / "plan.json"
     await asyncio.to_thread(plan_file.write_text, json.dumps(plan.for_inside()))
-    inside = [_python(), str(INSIDE)]
+    inside = [python(), str(INSIDE)]
     hook = " ".join(f"'{part}'" for part in (*inside, "customize", str(plan_file))) + ' "$1"'
     try:
         async with aclosing(_mmdebstrap(plan, work, root, hook)) as steps:
@@ -68,9 +68,9 @@ async def bootstrap(plan: BuildPlan, work: Path, out: Path) -> AsyncGenerator[St
         yield Step("image", "tidying up", 0.0)
         await asyncio.to_thread(_take_kernel, root, busybox, out)
         argv = [*inside, "image", str(plan_file), str(root), str(out / "disk.raw")]
-        async with aclosing(_lines("image", argv, work)) as lines:
-            async for line in lines:
-                if (found := _parse(line)) is not None:
+        async with aclosing(lines("image", argv, work)) as said:
+            async for line in said:
+                if (found := parse(line)) is not None:
                     yield found
     finally:
         await finish(namespace.remove_image_tree(root), within_s=300)
@@ -118,15 +118,16 @@ async def _mmdebstrap(
     progress = PackagesProgress()
     argv = mmdebstrap_argv(plan, root, hook, find_keyring())
     yield Step("packages", f"reading package lists from {plan.mirror.shown}", 0.0)
-    async with aclosing(_lines("packages", argv, work)) as lines:
-        async for line in lines:
-            if (found := _parse(line)) is not None:
+    async with aclosing(lines("packages", argv, work)) as said:
+        async for line in said:
+            if (found := parse(line)) is not None:
                 yield found
             elif progress.feed(line):
                 yield Step("packages", progress.message, progress.share)
 
 
-def _parse(line: str) -> Step | None:
+def parse(line: str) -> Step | None:
+    """Return how far `inside.py` says it is; None: it says something else."""
     found = _STEP_LINE.fullmatch(line)
     if found is None:
         return None
@@ -134,14 +135,14 @@ def _parse(line: str) -> Step | None:
     return Step(step, message, min(1.0, int(done) / max(1, int(total))))
 
 
-async def _lines(step: str, argv: Sequence[str], work: Path) -> AsyncGenerator[str, None]:
+async def lines(step: str, argv: Sequence[str], work: Path) -> AsyncGenerator[str, None]:
     """Run `argv` in namespaces and yield its lines; a failure becomes the error that fits its log."""
     tail: deque[str] = deque(maxlen=60)
     env = proc.safe_env({"TMPDIR": str(work), "LC_ALL": "C.UTF-8", **await _apt_proxy()})
     try:
-        lines = proc.stream_lines(namespace.wrapped(argv), timeout_s=_TIMEOUT_S, env=env)
-        async with aclosing(lines):
-            async for line in lines:
+        said = proc.stream_lines(namespace.wrapped(argv), timeout_s=_TIMEOUT_S, env=env)
+        async with aclosing(said):
+            async for line in said:
                 tail.append(line)
                 yield line
     except (proc.HostCommandFailed, OperationTimeout) as exc:
@@ -200,7 +201,8 @@ def find_tool(name: str) -> str | None:
     return shutil.which(name) or shutil.which(name, path="/usr/sbin:/sbin")
 
 
-def _python() -> str:
+def python() -> str:
+    """Return the Python that runs `inside.py`."""
     return sys.executable or "/usr/bin/python3"
 
 

@@ -23,6 +23,7 @@ BUILDER_VERSION = 2
 HOSTNAME = "sandbox"
 
 _IMAGE = Path(__file__).parent / "image"
+_IMAGE_ROOTFS = Path(__file__).parent / "image_rootfs"
 _KEYRINGS = (
     Path("/usr/share/keyrings/debian-archive-keyring.pgp"),
     Path("/usr/share/keyrings/debian-archive-keyring.gpg"),
@@ -39,6 +40,8 @@ class BuildPlan:
     agent: Path
     """Folder with the guest agent's sources."""
     mirror: Mirror
+    kernel: Path | None = None
+    """Folder with the kernel and the initrd for a recipe that has none of its own; only with a `rootfs`."""
 
     @property
     def disk_bytes(self) -> int:
@@ -88,7 +91,7 @@ class Step:
     """How far a step of the bootstrap is."""
 
     step: str
-    """`packages`, `files`, `run` or `image`."""
+    """`packages`, `unpack`, `files`, `run` or `image`."""
     message: str
     share: float
     """0.0 to 1.0 of this step."""
@@ -145,6 +148,11 @@ def digest(recipe: Recipe, agent: Path) -> str:
     hasher = hashlib.sha256()
     plain = json.dumps(as_plain(recipe), sort_keys=True, separators=(",", ":"))
     _add(hasher, f"builder {BUILDER_VERSION}", plain.encode())
+    if recipe.rootfs is not None:
+        _add(hasher, "rootfs", _content(recipe.rootfs))
+        for name, path in _tree(_IMAGE_ROOTFS):
+            _add(hasher, f"image_rootfs {name}", _content(path))
+        _add(hasher, "inside_rootfs", _content(Path(__file__).parent / "inside_rootfs.py"))
     for file in recipe.files:
         if file.source is not None:
             for name, path in _tree(file.source):

@@ -35,7 +35,7 @@ _ENV = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _KEYS = frozenset(
     {
         "name", "description", "base", "suite", "packages", "files", "run", "users",
-        "default_user", "default_cwd", "env", "disk_gib", "ram_mib", "vcpus",
+        "default_user", "default_cwd", "env", "disk_gib", "ram_mib", "vcpus", "rootfs",
     }
 )  # fmt: skip
 
@@ -82,6 +82,8 @@ class Recipe:
     disk_gib: int = 8
     ram_mib: int = 512
     vcpus: int = 1
+    rootfs: Path | None = None
+    """A tar on the host that the image is made of, instead of Debian's packages."""
 
 
 def shipped_names() -> tuple[str, ...]:
@@ -128,6 +130,8 @@ def _load(path: Path, seen: tuple[Path, ...]) -> Recipe:
     table = Table(_read(path), file=path)
     table.only(_KEYS)
     parent_name = table.text("base")
+    if table.text("rootfs") is not None:
+        return _of_rootfs(table, path)
     if parent_name is None:
         return _parse(table, path, None)
     at = path.parent / parent_name if _is_path(parent_name) else parent_name
@@ -138,6 +142,35 @@ def _load(path: Path, seen: tuple[Path, ...]) -> Recipe:
             "base", parent_name, "a shipped recipe or a path", hint=exc.hint or exc.message
         ) from exc
     return _parse(table, path, parent)
+
+
+def _of_rootfs(table: Table, path: Path) -> Recipe:
+    """Return the recipe of a template that is made of a root file system."""
+    given = sorted(name for name in ("base", "suite", "packages", "run", "users") if name in table)
+    if given:
+        raise table.wrong(
+            given[0],
+            "given",
+            "not given beside rootfs",
+            hint="what the image is to have, put into it before it is written as a tar",
+        )
+    name = _name(table)
+    at = path.parent / (table.text("rootfs") or "")
+    if not at.is_file():
+        raise table.wrong("rootfs", table.text("rootfs"), f"a tar ({at} is not there)")
+    base = Recipe(name=name)
+    return Recipe(
+        name=name,
+        description=table.text("description") or "",
+        rootfs=at,
+        files=_by_key(tuple(_file(t, path) for t in table.tables("files")), "target"),
+        default_user=_match(table, "default_user", _USER, "a user's name") or base.default_user,
+        default_cwd=_guest_path(table, "default_cwd") or base.default_cwd,
+        env=_env(table),
+        disk_gib=table.number("disk_gib", 1, 4096) or base.disk_gib,
+        ram_mib=table.number("ram_mib", 128, 1 << 20) or base.ram_mib,
+        vcpus=table.number("vcpus", 1, 64) or base.vcpus,
+    )
 
 
 def _is_path(text: str) -> bool:
@@ -161,11 +194,7 @@ def _read(path: Path) -> dict[str, object]:
 
 
 def _parse(table: Table, path: Path, parent: Recipe | None) -> Recipe:
-    name = table.required("name")
-    try:
-        check_name(name, "template")
-    except InvalidRequest as exc:
-        raise table.wrong("name", name, "a template's name", hint=exc.hint) from exc
+    name = _name(table)
     base = parent or Recipe(name=name)
     users = _by_key((*base.users, *(_user(t) for t in table.tables("users"))), "name")
     _no_twin_uids(table, users)
@@ -188,6 +217,14 @@ def _parse(table: Table, path: Path, parent: Recipe | None) -> Recipe:
     if recipe.default_user not in known:
         raise table.wrong("default_user", recipe.default_user, f"one of {', '.join(sorted(known))}")
     return recipe
+
+
+def _name(table: Table) -> str:
+    name = table.required("name")
+    try:
+        return check_name(name, "template")
+    except InvalidRequest as exc:
+        raise table.wrong("name", name, "a template's name", hint=exc.hint) from exc
 
 
 def _by_key(items: tuple[T, ...], key: str) -> tuple[T, ...]:
@@ -294,5 +331,7 @@ def as_plain(recipe: Recipe) -> dict[str, object]:
         {"target": f.target, "content": f.content, "mode": f.mode, "owner": f.owner}
         for f in recipe.files
     ]
+    if plain.pop("rootfs") is not None:
+        plain["rootfs"] = True  # its content is hashed apart
     plain["env"] = dict(sorted(recipe.env.items()))
     return plain

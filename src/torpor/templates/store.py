@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 
 from torpor.base.aio import Supervisor
@@ -15,8 +17,8 @@ from torpor.base.ids import check_name
 from torpor.errors import Conflict, DataDamaged, InvalidRequest, NotFound
 from torpor.model import BuildEvent, TemplateInfo
 from torpor.templates import manifest, recipe, worklock
+from torpor.templates.bootstrap import bootstrap as real_bootstrap
 from torpor.templates.build import Builder, BuildLog, remove_work, store_lock
-from torpor.templates.debian import bootstrap as debian_bootstrap
 from torpor.templates.manifest import Template
 from torpor.templates.plan import Bootstrapper, BuildPlan, make_plan
 from torpor.templates.settle import Booter
@@ -26,6 +28,8 @@ __all__ = ["Template", "TemplateStore"]
 _log = logging.getLogger(__name__)
 
 _NOBODY: Mapping[str, Sequence[str]] = {}
+_KERNEL_OF = "base"
+"""Whose kernel a template gets that is made of a root file system."""
 _NAMED, _TOLD = 5, 100
 """How many users of a template a message names, and how many its facts do."""
 
@@ -38,7 +42,7 @@ class TemplateStore:
         home: Home,
         boot: Booter,
         *,
-        bootstrap: Bootstrapper = debian_bootstrap,
+        bootstrap: Bootstrapper = real_bootstrap,
         clock: Clock | None = None,
     ) -> None:
         self._home = home
@@ -106,7 +110,7 @@ class TemplateStore:
 
     async def build(
         self, name_or_recipe: str | Path, *, force: bool = False
-    ) -> AsyncIterator[BuildEvent]:
+    ) -> AsyncGenerator[BuildEvent, None]:
         """Build a shipped template by name, or one from a recipe file; yields steps, the template last.
 
         What is built already is returned at once unless `force`, which makes a new image beside the old.
@@ -120,6 +124,13 @@ class TemplateStore:
             BuildFailed: a step failed; nothing is left.
         """
         plan = await asyncio.to_thread(_plan, name_or_recipe)
+        if plan.recipe.rootfs is not None:
+            async with aclosing(self._with_kernel(plan)) as found:
+                async for event in found:
+                    if isinstance(event, BuildEvent):
+                        yield event
+                    else:
+                        plan = event
         log = self._builds.get(plan.recipe_digest)
         if log is None:
             log = BuildLog()
@@ -130,6 +141,19 @@ class TemplateStore:
             log.task.add_done_callback(lambda _: self._ended(plan))
         async for event in log.follow():
             yield event
+
+    async def _with_kernel(self, plan: BuildPlan) -> AsyncGenerator[BuildEvent | BuildPlan, None]:
+        """Yield the plan with the kernel of `base`, and before it the steps of building that if need be."""
+        try:
+            found = await asyncio.to_thread(self.get, _KERNEL_OF)
+        except (NotFound, DataDamaged):
+            async with aclosing(self.build(_KERNEL_OF)) as steps:
+                async for event in steps:
+                    yield BuildEvent(
+                        step="plan", message=f"{_KERNEL_OF}: {event.message}", fraction=0.0
+                    )
+            found = await asyncio.to_thread(self.get, _KERNEL_OF)
+        yield replace(plan, kernel=found.kernel.parent)
 
     def delete(self, name: str, *, needed: Mapping[str, Sequence[str]] = _NOBODY) -> None:
         """Forget a template; its files go too unless another name points to them. Blocks.

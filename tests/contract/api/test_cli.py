@@ -257,6 +257,9 @@ def test_templates(cli: Cli, sandbox: str, tmp_path: Path) -> None:
     assert cli.stderr == "plan: planning fresh\nimage: writing the image\ndone: ready\n"
     (tmp_path / "r.toml").write_text("mine")
     assert cli.json("template", "build", str(tmp_path / "r.toml"))["name"] == "mine"
+    (tmp_path / "tree.tar").write_bytes(b"")
+    made = cli.json("template", "build", "tree", "--rootfs", str(tmp_path / "tree.tar"))
+    assert made["name"] == "tree"
     cli("template", "build", "broken", code=86)
     assert "error: step `run` failed" in cli.stderr
     assert cli("template", "rm", "mine") == "mine\n"

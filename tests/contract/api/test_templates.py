@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from tests.contract.api.conftest import Rest
-from torpor.server.wire import BuildEventWire, TemplateListWire, TemplateWire
+from torpor.server.routes.templates import rootfs_recipe
+from torpor.server.wire import BuildEventWire, BuildRequest, TemplateListWire, TemplateWire
 
 
 def test_list_get_delete(rest: Rest) -> None:
@@ -40,6 +42,29 @@ def test_build_from_a_recipe(rest: Rest, tmp_path: Path) -> None:
     assert rest.events("POST", "/v1/templates/build", json={"recipe": "by-text"})[-1][0] == "done"
     names = [t["name"] for t in rest.ok("GET", "/v1/templates")["items"]]
     assert names == ["agent", "base", "by-path", "by-text"]
+
+
+def test_build_from_a_root_file_system(rest: Rest) -> None:
+    body = {"name": "tree", "rootfs_path": '/a "quoted"\\path\u00e9.tar', "disk_gib": 4}
+    recipe = tomllib.loads(rootfs_recipe(BuildRequest.model_validate(body)))
+    assert recipe == {"name": "tree", "rootfs": body["rootfs_path"], "disk_gib": 4}
+    assert rest.events("POST", "/v1/templates/build", json=body)[-1][0] == "done"
+    assert rest.ok("GET", "/v1/templates/tree")["name"] == "tree"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"rootfs_path": "/x.tar"},
+        {"name": "x", "rootfs_path": "x.tar"},
+        {"name": "no name", "rootfs_path": "/x.tar"},
+        {"name": "base", "rootfs_path": "/x.tar"},
+        {"name": "x", "disk_gib": 4},
+        {"recipe": "x", "rootfs_path": "/x.tar"},
+    ],
+)
+def test_root_file_systems_that_make_no_sense(rest: Rest, body: dict[str, object]) -> None:
+    rest.fails("POST", "/v1/templates/build", 400, "request.invalid", json=body)
 
 
 def test_a_build_that_fails_on_the_way(rest: Rest) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import shutil
 import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -12,12 +13,14 @@ from pathlib import Path
 from fastapi import APIRouter, Response
 
 from torpor.base.aio import closing
+from torpor.base.ids import check_name
 from torpor.errors import InvalidRequest
 from torpor.sandboxes.port import EnginePort
 from torpor.server.pages import Cursor, Limit, page_of
 from torpor.server.replies import Reply, Streamed, event_stream, sse
 from torpor.server.routes.deps import EVENTS, FAILURES, Engine, streams
 from torpor.server.wire import BuildEventWire, BuildRequest, TemplateListWire, TemplateWire
+from torpor.templates.recipe import shipped_names
 
 router = APIRouter(prefix="/v1/templates", tags=["templates"], responses=FAILURES)
 
@@ -42,7 +45,24 @@ async def build_template(body: BuildRequest, engine: Engine) -> Streamed:
         raise InvalidRequest("give exactly one of `name`, `recipe_path` and `recipe`")
     if body.recipe_path is not None and not Path(body.recipe_path).is_absolute():
         raise InvalidRequest(f"recipe_path {body.recipe_path!r} is not absolute")
+    await asyncio.to_thread(_check_rootfs, body)
     return await event_stream(_build(engine, body), first_within_s=2.0)
+
+
+def _check_rootfs(body: BuildRequest) -> None:
+    if body.rootfs_path is None:
+        if body.disk_gib is not None:
+            raise InvalidRequest(
+                "disk_gib needs rootfs_path beside it", hint="a recipe has its own"
+            )
+        return
+    if body.name is None:
+        raise InvalidRequest("rootfs_path needs name beside it: what the template is called")
+    check_name(body.name, "template")
+    if body.name in shipped_names():
+        raise InvalidRequest(f"{body.name!r} is a shipped recipe's name", hint="choose another")
+    if not Path(body.rootfs_path).is_absolute():
+        raise InvalidRequest(f"rootfs_path {body.rootfs_path!r} is not absolute")
 
 
 async def _build(engine: EnginePort, body: BuildRequest) -> AsyncGenerator[bytes, None]:
@@ -56,16 +76,25 @@ async def _build(engine: EnginePort, body: BuildRequest) -> AsyncGenerator[bytes
             )
 
 
+def rootfs_recipe(body: BuildRequest) -> str:
+    """Return the recipe for a root file system; TOML writes strings as JSON does."""
+    lines = [f"name = {json.dumps(body.name)}", f"rootfs = {json.dumps(body.rootfs_path)}"]
+    if body.disk_gib is not None:
+        lines.append(f"disk_gib = {body.disk_gib}")
+    return "\n".join(lines) + "\n"
+
+
 @contextlib.asynccontextmanager
 async def _source(body: BuildRequest) -> AsyncIterator[str | Path]:
     """Enter with what to build; a recipe that came as text is in a file while the context lasts."""
-    if body.recipe is None:
+    text = rootfs_recipe(body) if body.rootfs_path is not None else body.recipe
+    if text is None:
         yield Path(body.recipe_path) if body.recipe_path is not None else body.name or ""
         return
     scratch = await asyncio.to_thread(tempfile.mkdtemp, prefix="torpor-recipe-")
     try:
         recipe = Path(scratch) / "recipe.toml"
-        await asyncio.to_thread(recipe.write_text, body.recipe, encoding="utf-8")
+        await asyncio.to_thread(recipe.write_text, text, encoding="utf-8")
         yield recipe
     finally:
         await asyncio.to_thread(shutil.rmtree, scratch, ignore_errors=True)

@@ -1,0 +1,15 @@
+"""Which bootstrapper makes a recipe's image."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+from torpor.templates import debian, rootfs
+from torpor.templates.plan import BuildPlan, Step
+
+
+def bootstrap(plan: BuildPlan, work: Path, out: Path) -> AsyncGenerator[Step, None]:
+    """Begin; see `Bootstrapper`."""
+    made_by = debian.bootstrap if plan.recipe.rootfs is None else rootfs.bootstrap
+    return made_by(plan, work, out)
