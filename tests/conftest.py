@@ -9,6 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.machines import base, vm_home
+
+__all__ = ["base", "vm_home"]
+
 
 def _children(*, beside_daemons: bool) -> set[str]:
     """Return the command lines of this process's living children, direct or not.

@@ -30,6 +30,7 @@
     ├── ChangeRolledBack          422  a change was rolled back
     ├── ChangeFailed              500  a change could not be begun, or not be undone
     ├── BuildFailed               500  a template could not be built
+    ├── NotOffered                501  this daemon does not have what is asked for
     └── DataDamaged               500  stored data is not what was written
 
 Each class owns a stable `code`, an HTTP status, an exit code and whether a repeat of the same request
@@ -65,6 +66,7 @@ __all__ = [
     "NotAllowed",
     "NotAuthenticated",
     "NotFound",
+    "NotOffered",
     "OperationTimeout",
     "PortClosed",
     "QuiesceFailed",
@@ -271,6 +273,12 @@ class BuildFailed(TorporError):
     """Raised when a template could not be built; facts have the step and the end of its log."""
 
     code, http_status, exit_code = "template.build_failed", 500, 86
+
+
+class NotOffered(TorporError):
+    """Raised when what is asked for is something that this daemon does not have; nothing was done."""
+
+    code, http_status, exit_code = "request.not_offered", 501, 118
 
 
 class DataDamaged(TorporError):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import tomllib
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
@@ -379,7 +380,7 @@ class FakeEngine(FakeSnapshots):
             await self._memories.service.aclose()
         for sandbox in self.sandboxes.values():
             for found in sandbox.guest.execs.values():
-                found.kill(9)
+                found.close()
 
     async def create(self, spec: SandboxSpec) -> SandboxInfo:
         if spec.template not in self.built:
@@ -532,6 +533,8 @@ class FakeEngine(FakeSnapshots):
             if not await asyncio.to_thread(name.is_file):
                 raise NotFound(f"there is no recipe {name}", path=name)
             name = (await asyncio.to_thread(name.read_text)).strip() or "empty"
+            if "rootfs" in name:
+                name = str(tomllib.loads(name)["name"])
         if name == "unheard-of":
             raise NotFound(f"no recipe is called {name!r}", hint="shipped: base, agent")
         yield BuildEvent(step="plan", message=f"planning {name}", fraction=0.0)

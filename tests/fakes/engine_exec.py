@@ -98,6 +98,11 @@ class FakeExec:
             self._end(128 + signal)
             self._task.cancel()
 
+    def close(self) -> None:
+        """End it, also when nobody watches it any more."""
+        self.kill(9)
+        self._task.cancel()
+
     def _end(self, code: int) -> None:
         self.exit_code = code
         self.state = "exited"

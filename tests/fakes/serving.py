@@ -71,6 +71,7 @@ class Tcp(NamedTuple):
     url: str
     server: ServerThread
     access: Access
+    home: Home
 
     def token(
         self, name: str, scope: Scope = Scope.USE, workspace: str = "default", **kwargs: Any
@@ -121,7 +122,7 @@ def serving_tcp(home: Home, **door: Any) -> Iterator[Tcp]:
     context = listening(server.run(app.__aenter__()), listener, TcpDoor(access, Hosts(), **door))
     server.run(context.__aenter__())
     try:
-        yield Tcp(f"http://127.0.0.1:{port}", server, access)
+        yield Tcp(f"http://127.0.0.1:{port}", server, access, home)
     finally:
         server.run(context.__aexit__(None, None, None))
         server.run(app.__aexit__(None, None, None))

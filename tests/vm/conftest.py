@@ -1,71 +1,26 @@
-"""Real machines: one home, one daemon and one template for the whole session.
-
-`TORPOR_TEST_HOME` names a home to use (and keep) instead of a fresh one, so that a second run builds no template.
-"""
+"""Real machines: see `tests/machines.py`."""
 
 from __future__ import annotations
 
-import asyncio
-import os
-import shutil
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from torpor import Sandbox, Templates
+from tests.machines import daemon_process, end_daemon, machines, mark_vm
+from torpor import Sandbox
 from torpor.base.home import Home
-from torpor.base.proc import ProcessId
+
+__all__ = ["daemon_process", "end_daemon", "machines"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if "tests/vm/" in str(item.path):
-            item.add_marker(pytest.mark.vm)
-            item.add_marker(pytest.mark.timeout(900))
-            item.add_marker(pytest.mark.xdist_group("vm"))  # one home, one machine at a time
-
-
-@pytest.fixture(scope="session")
-def vm_home() -> Iterator[Home]:
-    """The home of the session's machines; passable for the users that they run as."""
-    if shutil.which("qemu-system-x86_64") is None or shutil.which("mmdebstrap") is None:
-        pytest.fail("QEMU and mmdebstrap are needed for this tier; run scripts/bootstrap")
-    named = os.environ.get("TORPOR_TEST_HOME")
-    # not below pytest's own folders: those are closed to the users that machines run as
-    fresh = None if named else Path(tempfile.mkdtemp(prefix="torpor-vm."))
-    if fresh:
-        fresh.chmod(0o711)
-    home = Home(fresh / "home" if fresh else Path(str(named)))
-    home.prepare()
-    yield home
-    end_daemon(home)
-    left = [p.name for p in home.sandboxes.iterdir()] + [str(m) for m in machines(home)]
-    _end_machines(home)
-    if fresh:
-        shutil.rmtree(fresh)
-    assert not left, f"sandboxes or machines were left behind: {left}"
+    mark_vm(items, "tests/vm/")
 
 
 @pytest.fixture(autouse=True)
 def in_vm_home(vm_home: Home, monkeypatch: pytest.MonkeyPatch, clean_environment: None) -> None:
     """Let SDK and CLI use the session's home."""
     monkeypatch.setenv("TORPOR_HOME", str(vm_home.root))
-
-
-@pytest.fixture(scope="session")
-def base(vm_home: Home) -> str:
-    """The template `base`, built from nothing unless the home has it."""
-    before = os.environ.get("TORPOR_HOME")
-    os.environ["TORPOR_HOME"] = str(vm_home.root)
-    try:
-        return Templates.build("base").name
-    finally:
-        if before is None:
-            del os.environ["TORPOR_HOME"]
-        else:
-            os.environ["TORPOR_HOME"] = before
 
 
 @pytest.fixture(scope="module")
@@ -87,43 +42,3 @@ def fresh(base: str) -> Iterator[Sandbox]:
     sandbox = Sandbox.create(template=base)
     yield sandbox
     sandbox.delete()
-
-
-def daemon_process(home: Home) -> ProcessId | None:
-    """Return the daemon that serves `home`."""
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (entry / "cmdline").read_bytes().split(b"\0")
-            is_ours = (entry / "cwd").readlink() == home.root
-        except OSError:
-            continue
-        if b"torpor.server" in words and is_ours:
-            return ProcessId.of(int(entry.name))
-    return None
-
-
-def end_daemon(home: Home) -> None:
-    """Kill the daemon of `home`, as a power cut would, and wait until it is gone."""
-    found = daemon_process(home)
-    if found is not None:
-        asyncio.run(found.kill(within_s=30))
-
-
-def machines(home: Home) -> list[ProcessId]:
-    """Return the VMMs that run in `home`."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            inside = (entry / "cwd").readlink().is_relative_to(home.root)
-            is_vmm = b"qemu-system" in (entry / "cmdline").read_bytes().split(b"\0")[0]
-        except OSError:
-            continue
-        process = ProcessId.of(int(entry.name)) if inside and is_vmm else None
-        if process is not None:
-            found.append(process)
-    return found
-
-
-def _end_machines(home: Home) -> None:
-    for process in machines(home):
-        asyncio.run(process.kill(within_s=30))

@@ -102,6 +102,11 @@ class Home:
         return self.root / "images"
 
     @property
+    def builds(self) -> Path:
+        """Template builds that clients asked for, one folder each; made when needed."""
+        return self.root / "builds"
+
+    @property
     def tmp(self) -> Path:
         """Work in progress; whatever is here when a daemon starts is rubbish."""
         return self.root / "tmp"

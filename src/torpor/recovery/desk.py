@@ -13,6 +13,7 @@ class Recovery:
     """The desks, and the workflows that they share."""
 
     def __init__(self, home: Home, engine: EnginePort, *, clock: Clock | None = None) -> None:
+        self.home = home
         self._durable = Durable(home)
         self.changes = ChangeDesk(home, engine, self._durable, clock=clock)
 

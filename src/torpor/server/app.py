@@ -15,6 +15,11 @@ from torpor.access.opening import Access
 from torpor.errors import InvalidRequest, NotFound, TorporError
 from torpor.recovery.desk import Recovery
 from torpor.sandboxes.port import EnginePort
+from torpor.server.compat.absent import not_there
+from torpor.server.compat.builds import BuildDesk
+from torpor.server.compat.dispatch import is_compat
+from torpor.server.compat.routes import ROUTERS as COMPAT_ROUTERS
+from torpor.server.compat.words import failure
 from torpor.server.execs import ExecDesk
 from torpor.server.guard import guard
 from torpor.server.holds import HoldDesk
@@ -50,8 +55,10 @@ async def serving_app(
     """Enter with the app for all listeners of `engine`; what it holds is let go at the end."""
     app = create_app(engine, access, recovery)
     try:
+        await app.state.builds.start()
         yield app
     finally:
+        await app.state.builds.aclose()
         await app.state.desk.aclose()
         await app.state.holds.aclose()
 
@@ -90,6 +97,7 @@ def create_app(
     app.state.holds = HoldDesk(engine)
     app.state.access = access
     app.state.recovery = recovery
+    app.state.builds = None if recovery is None else BuildDesk(recovery.home, engine)
     app.state.open_tcp = None
     if access is not None:
         app.add_middleware(Replays, ledger=access.ledger, engine=engine)
@@ -112,6 +120,7 @@ def create_app(
         listeners.router,
         metrics_routes.router,
         system.router,
+        *COMPAT_ROUTERS,
     ):
         app.include_router(router)
     return app
@@ -121,13 +130,24 @@ def _operation_id(route: APIRoute) -> str:
     return route.name
 
 
-async def _on_error(_request: Request, error: Exception) -> Reply:
+async def _on_error(request: Request, error: Exception) -> Reply:
     """Answer every failure in the one flat shape."""
+    if is_compat(request.scope):
+        return _on_compat_error(request, error)
     if isinstance(error, RequestValidationError):
         return error_reply(_invalid(error))
     if isinstance(error, HTTPException):
         return _http_failure(error)
     return error_reply(as_torpor_error(error))
+
+
+def _on_compat_error(request: Request, error: Exception) -> Reply:
+    if isinstance(error, RequestValidationError):
+        return failure(_invalid(error))
+    if isinstance(error, HTTPException):
+        absent = not_there(request.url.path)
+        return failure(absent) if error.status_code in (404, 405) else _http_failure(error)
+    return failure(as_torpor_error(error))
 
 
 def _invalid(error: RequestValidationError) -> InvalidRequest:

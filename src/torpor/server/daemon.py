@@ -37,6 +37,7 @@ from torpor.recovery.desk import Recovery
 from torpor.server import limits
 from torpor.server.access_log import AccessLog
 from torpor.server.app import serving_app
+from torpor.server.compat.dispatch import Dispatch
 from torpor.server.gate import Door, Gate, TcpDoor, UnixDoor
 from torpor.server.hosts import Hosts
 from torpor.server.listen import listen_tcp, listen_unix
@@ -241,7 +242,7 @@ async def listening(
     """Serve on `listener` while the context lasts; requests in flight get `GRACE_S` seconds at its end."""
     server = _Server(
         uvicorn.Config(
-            Watch(Gate(app, door), app.state.metrics, app.state.access_log),
+            Watch(Dispatch(Gate(app, door)), app.state.metrics, app.state.access_log),
             http=Connection,
             access_log=False,
             log_config=None,

@@ -16,6 +16,7 @@ from torpor.errors import NotAllowed, NotFound
 from torpor.model import SandboxId, SnapshotId
 from torpor.recovery.changes.acts import no_change
 from torpor.recovery.desk import Recovery
+from torpor.server.compat.lookup import check_sandbox, check_snapshot
 from torpor.server.scopes import HOST, scope_of
 from torpor.server.view import EngineView
 
@@ -34,13 +35,15 @@ async def _owns_change(connection: HTTPConnection, view: EngineView, change_id: 
 
 OWNED: Mapping[str, Check] = {
     "change_id": _owns_change,
+    "sandbox": check_sandbox,
     "sandbox_id": lambda _, view, found: view.get(SandboxId(found)),
+    "snap": check_snapshot,
     "snapshot_id": lambda _, view, found: view.get_snapshot(SnapshotId(found)),
     "volume": lambda _, view, found: view.volumes.id_of(found),
 }
 """Names in paths, and how to ask for what they name; asking for what is elsewhere raises `NotFound`."""
 
-UNOWNED = frozenset({"exec_id", "hold_id", "name", "snapshot", "token"})
+UNOWNED = frozenset({"build_id", "exec_id", "hold_id", "name", "snapshot", "token"})
 """Names in paths of what is inside something that is asked for, shared by all, or looked up in the workspace."""
 
 

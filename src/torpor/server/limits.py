@@ -43,6 +43,10 @@ _STREAMED = re.compile(r"/v1/(sandboxes/[^/]+/fs(/archive)?|memory/import)")
 
 def body_limit(method: str, path: str) -> int | None:
     """Return how large the body of a request may be; None: it is streamed, and has no limit here."""
+    if path.startswith("/pandastack/"):
+        path = path.removeprefix("/pandastack")
+        if (method, path) == ("POST", "/v1/templates/build"):
+            return None  # a root file system; the route writes it to disk as it comes
     if method == "PUT" and _STREAMED.fullmatch(path):
         return None
     return BODY_LIMIT_BYTES if _BIG.fullmatch(path) else SMALL_BODY_BYTES

@@ -12,9 +12,16 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from torpor.errors import InvalidRequest, OperationTimeout, RateLimited, TorporError
 from torpor.server import limits
+from torpor.server.compat.dispatch import is_compat
 from torpor.server.replies import error_reply
 
 log = logging.getLogger(__name__)
+
+INTERIM_S = 10.0
+"""Seconds of silence after which a client of PandaStack's API is told that its request is being carried out.
+
+It hangs up after 30 s without a byte, on a command that runs longer as on a fork that takes longer. An interim
+answer (`100 Continue`) is such a byte, and HTTP/1.1 lets a server send any number of them before the answer."""
 
 
 class Connection(H11Protocol):
@@ -23,6 +30,7 @@ class Connection(H11Protocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._head_due: asyncio.TimerHandle | None = None
+        self._interim_due: asyncio.TimerHandle | None = None
         self._idle_since = self.loop.time()
 
     @property
@@ -62,6 +70,7 @@ class Connection(H11Protocol):
     @override
     def connection_lost(self, exc: Exception | None) -> None:
         self._expect_nothing()
+        self._end_interim()
         super().connection_lost(exc)
 
     @override
@@ -69,6 +78,8 @@ class Connection(H11Protocol):
         super().data_received(data)
         if not self.is_idle or self.transport.is_closing():
             self._expect_nothing()
+            if self._interim_due is None and is_compat(self.scope):
+                self._interim_due = self.loop.call_later(INTERIM_S, self._say_interim)
         elif self._head_due is None:
             self._expect_head()
 
@@ -76,6 +87,7 @@ class Connection(H11Protocol):
     def on_response_complete(self) -> None:
         self._idle_since = self.loop.time()
         self._expect_nothing()  # the keep-alive's limit holds now
+        self._end_interim()
         super().on_response_complete()
 
     def _expect_head(self) -> None:
@@ -85,6 +97,22 @@ class Connection(H11Protocol):
         if self._head_due is not None:
             self._head_due.cancel()
             self._head_due = None
+
+    def _say_interim(self) -> None:
+        """Let the client know that its request is not forgotten, until the answer begins."""
+        self._interim_due = None
+        cycle: RequestResponseCycle | None = self.cycle
+        if cycle is None or cycle.response_started or self.transport.is_closing():
+            return
+        if self.conn.their_http_version == b"1.1":
+            event = h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
+            self.transport.write(self.conn.send(event))
+            self._interim_due = self.loop.call_later(INTERIM_S, self._say_interim)
+
+    def _end_interim(self) -> None:
+        if self._interim_due is not None:
+            self._interim_due.cancel()
+            self._interim_due = None
 
     def _head_is_late(self) -> None:
         self._head_due = None

@@ -52,7 +52,12 @@ def _real_ids(tcp: Tcp, headers: dict[str, str]) -> dict[str, str]:
     with httpx.Client(base_url=tcp.url, headers=headers) as http:
         sandbox = http.post("/v1/sandboxes", json={"template": "base"}).json()["id"]
         snapshot = http.post(f"/v1/sandboxes/{sandbox}/snapshots").json()["id"]
-    return {"sandbox_id": sandbox, "snapshot_id": snapshot}
+    return {
+        "sandbox": sandbox,
+        "sandbox_id": sandbox,
+        "snap": snapshot,
+        "snapshot_id": snapshot,
+    }
 
 
 @pytest.mark.parametrize("name", OPERATIONS)

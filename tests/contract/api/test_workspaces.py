@@ -26,7 +26,9 @@ ROUTES = [
 ]
 PREFIXES = {
     "change_id": "chg",
+    "sandbox": "sbx",
     "sandbox_id": "sbx",
+    "snap": "snap",
     "snapshot_id": "snap",
     "volume": "vol",
     "snapshot": "vsnap",
@@ -40,6 +42,10 @@ BODIES: dict[str, dict[str, Any]] = {
     "send_signal": {"signal": 9},
     "make_dir": {"path": "/x"},
     "rename_file": {"source": "/x", "target": "/y"},
+    "pandastack_exec": {"cmd": "true"},
+    "pandastack_exec_stream": {"cmd": "true"},
+    "pandastack_fork_tree": {"count": 2},
+    "pandastack_set_lifecycle": {"ttl_seconds": 9},
     "set_lifecycle": {"ttl_seconds": 9},
     "grow_volume": {"size_gib": 2},
     "clone_volume": {"name": "other"},
@@ -73,7 +79,9 @@ class World:
         self.point = point.json()["id"]
         self.ids = {
             "change_id": self.change,
+            "sandbox": self.sandbox,
             "sandbox_id": self.sandbox,
+            "snap": self.snapshot,
             "snapshot_id": self.snapshot,
             "volume": self.volume,
             "snapshot": self.point,

@@ -34,6 +34,7 @@ def test_every_route_is_in_the_reference() -> None:
         (method.upper(), path.replace("{sandbox_id}", "{id}"))
         for path, methods in json.loads(document())["paths"].items()
         for method in methods
+        if not path.startswith("/pandastack/")  # theirs is another's reference
     } | {("GET", "/v1/openapi.json")}
     assert said == real
 
