@@ -20,7 +20,7 @@ from torpor.memory.corpus import GENERATION
 from torpor.memory.doomed import Doomed, Selector, find_doomed
 from torpor.memory.effects import BY_PARENT, erased_key
 from torpor.memory.line import Line
-from torpor.memory.proving import Unproven, needles_of, verify
+from torpor.memory.proving import Unproven, check_exports, needles_of, verify
 from torpor.memory.rows import (
     TABLES,
     ConflictRow,
@@ -55,10 +55,11 @@ def erase(
     A name that nothing has gives a receipt that counts nothing: its bytes are pushed out and looked for all the same.
 
     Raises:
-        NotFound: there is no such fact, episode or session.
+        NotFound: there is no such fact, episode, session or export.
         InvalidRequest: the selector does not name one thing.
     """
     kind, value = selector.named()
+    check_exports(exports)
     said = checks.reason(reason)
     digest = id_digest(line.store.meta("id_key") or "", f"{kind}:{value}")
     if dry_run:

@@ -7,6 +7,8 @@ Vectors and the text index are made again; the recall log stays behind.
 from __future__ import annotations
 
 import base64
+import contextlib
+import errno
 import hashlib
 import itertools
 import json
@@ -15,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from torpor.base.fsio import replacing
-from torpor.errors import Conflict, DataDamaged, HostNotReady, NotFound
+from torpor.errors import Conflict, DataDamaged, HostNotReady, InsufficientResources, NotFound
 from torpor.memory import chain
 from torpor.memory.rows import (
     EXPORTED,
@@ -50,7 +52,12 @@ def _plain(value: object) -> object:
 
 
 def export(store: Store, path: Path) -> Exported:
-    """Write the whole memory to `path`, atomically."""
+    """Write the whole memory to `path`, atomically.
+
+    Raises:
+        InsufficientResources: the disk is full; what was at `path` is as it was.
+        HostNotReady: there is no such folder, or it cannot be written.
+    """
     with store.transaction():  # one moment of the memory, also while others write
         last = store.newest(Txn, {"tx": store.last_tx()})
         head = last.hash if last is not None else chain.GENESIS
@@ -59,13 +66,26 @@ def export(store: Store, path: Path) -> Exported:
         return write_lines(path, rows, count, head, store.meta("id_key") or "")
 
 
+@contextlib.contextmanager
+def written(path: Path) -> Iterator[None]:
+    """Turn what the operating system says of writing `path` into our errors."""
+    try:
+        yield
+    except OSError as exc:
+        if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise InsufficientResources(
+                f"no space left for {path}; nothing was written", hint="free some space"
+            ) from exc
+        raise HostNotReady(f"{path} cannot be written: {exc.strerror}", path=str(path)) from exc
+
+
 def write_lines(
     path: Path, rows: Iterable[tuple[Any, ...]], count: int, head: str, id_key: str
 ) -> Exported:
     """Write header, rows and checksum, a line at a time."""
     top = {"format": FORMAT, "version": VERSION, "head": head, "id_key": id_key, "rows": count}
     digest = hashlib.sha256()
-    with replacing(path) as file:
+    with written(path), replacing(path) as file:
         header = json.dumps(top, sort_keys=True).encode() + b"\n"
         for line in itertools.chain((header,), map(encode, rows)):
             digest.update(line)

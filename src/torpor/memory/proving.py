@@ -52,6 +52,13 @@ Unproven = dict[str, list[bytes]]
 """What to look for, by receipt, for erasures whose bytes could not all be pushed out yet."""
 
 
+def check_exports(exports: Sequence[Path]) -> None:
+    """Raise `NotFound` for an export that is not there: nothing would be found in it."""
+    for path in exports:
+        if not path.is_file():
+            raise NotFound(f"{path} does not exist", path=str(path))
+
+
 def verify(line: Line, receipt_id: str, exports: Sequence[Path], unproven: Unproven) -> Receipt:
     """Push the bytes of an erasure out of the files and look for them; what lives elsewhere is no trace.
 
@@ -66,6 +73,7 @@ def verify(line: Line, receipt_id: str, exports: Sequence[Path], unproven: Unpro
             hint="what to look for is known only to the process that erased; erase the subject again "
             "and its name is looked for",
         )
+    check_exports(exports)
     left, needles = _push_out(line.store, unproven[receipt_id])
     in_exports = scan_files(exports, needles)
     at = _note_check(line, receipt, left.hits)

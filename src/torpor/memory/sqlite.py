@@ -264,7 +264,14 @@ def _fresh_hits(window: bytes, needle: bytes, tail: int) -> int:
 
 
 def _refuse_foreign(path: Path) -> None:
-    """Refuse a file that is no database, before SQLite can touch it."""
+    """Refuse a file that is no database or cannot be read, before SQLite can touch it."""
+    try:
+        _look(path)
+    except OSError as exc:
+        raise HostNotReady(f"{path} cannot be opened: {exc.strerror}", path=str(path)) from exc
+
+
+def _look(path: Path) -> None:
     if not path.parent.is_dir():
         raise HostNotReady(f"{path.parent} is not a folder", hint="create it first")
     if path.is_dir():

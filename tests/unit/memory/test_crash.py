@@ -7,13 +7,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from torpor.errors import InsufficientResources, TorporError
-from torpor.memory import Memory, Space
+from torpor.memory import EpisodeInput, Memory, Space
 
 pytestmark = pytest.mark.crash
 
@@ -77,6 +77,48 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("a small file system cannot be mounted here")
     yield folder
     subprocess.run(["umount", str(folder)], check=True)
+
+
+def _export(there: Memory, big: Path, folder: Path) -> None:
+    with Memory.open(big) as memory:
+        memory.export(folder / "x.jsonl")
+
+
+def _import(there: Memory, big: Path, folder: Path) -> None:
+    there.import_(big.with_suffix(".jsonl"))
+
+
+def _salvage(there: Memory, big: Path, folder: Path) -> None:
+    Memory.salvage(big, to=folder / "x.jsonl")
+
+
+@pytest.mark.parametrize("step", [_export, _import, _salvage])
+def test_a_full_disk_leaves_nothing_half_done(
+    small_disk: Path, tmp_path: Path, step: Callable[[Memory, Path, Path], None]
+) -> None:
+    big = tmp_path / "big.db"
+    with Memory.open(big) as memory:
+        memory.space("a").record_many([EpisodeInput("word " * 20_000)] * 30)
+        memory.export(tmp_path / "big.jsonl")
+    with Memory.open(small_disk / "m.db") as memory:
+        with pytest.raises(InsufficientResources):
+            step(memory, big, small_disk)
+        assert memory.verify_chain().ok
+        assert memory.agents() == ()
+    assert {p.name for p in small_disk.iterdir()} <= {"m.db", "m.db-wal", "m.db-shm"}
+
+
+def test_an_erasure_that_a_full_disk_stops_took_nothing(small_disk: Path) -> None:
+    with Memory.open(small_disk / "m.db") as memory:
+        mem = memory.space("a")
+        kept: list[str] = []
+        with pytest.raises(InsufficientResources):
+            _fill(mem, kept)
+        with pytest.raises(InsufficientResources):
+            mem.erase(subject="word")
+        assert [e.id for e in mem.episodes()] == kept
+        assert mem.recall("word").items
+        assert memory.verify_chain().ok
 
 
 def test_a_disk_that_is_really_full_is_said_and_survived(small_disk: Path) -> None:

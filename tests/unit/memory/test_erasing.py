@@ -160,6 +160,10 @@ def test_exports_are_searched(mem: Space, memory: Memory, tmp_path: Path) -> Non
     receipt = mem.erase(subject="alice", exports=[tmp_path / "old.jsonl"])
     assert receipt.exports_left > 0
     assert receipt.bytes_left == 0
+    before = mem.tx
+    with pytest.raises(NotFound, match=r"old\.json does not exist"):
+        mem.erase(subject="bob", exports=[tmp_path / "old.json"])
+    assert mem.tx == before
     memory.export(tmp_path / "new.jsonl")
     assert b"alice" not in (tmp_path / "new.jsonl").read_bytes().lower()
 

@@ -126,6 +126,14 @@ def test_other_formats_and_newer_versions_are_refused(path: Path, tmp_path: Path
             memory.import_(tmp_path / "missing.jsonl")
 
 
+def test_a_place_that_cannot_be_written_is_said(path: Path, tmp_path: Path) -> None:
+    with Memory.open(path) as memory:
+        for place in (tmp_path / "none" / "out.jsonl", tmp_path):
+            with pytest.raises(HostNotReady, match="cannot be written"):
+                memory.export(place)
+    assert [p.name for p in tmp_path.iterdir()] == ["agent.db"]
+
+
 def test_what_is_left_of_a_damaged_file_can_be_read(path: Path, tmp_path: Path) -> None:
     with Memory.open(path) as memory:
         mem = memory.space("a")

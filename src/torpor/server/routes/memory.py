@@ -12,6 +12,7 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from torpor.base.plain import to_plain
+from torpor.memory.jsonl import written
 from torpor.memory.verbs import VERBS, Items, Verb
 from torpor.model_memory import ChainReport, Exported, SpaceInfo
 from torpor.sandboxes.memories import AgentMemories
@@ -108,11 +109,12 @@ async def memory_import(request: Request, engine: Engine, verify: bool = True) -
     folder = await asyncio.to_thread(_scratch, engine.memories)
     try:
         path = Path(folder.name) / "memory.jsonl"
-        file = await asyncio.to_thread(path.open, "wb")
-        try:
-            await _received(request, file)
-        finally:
-            await asyncio.to_thread(file.close)
+        with written(path):
+            file = await asyncio.to_thread(path.open, "wb")
+            try:
+                await _received(request, file)
+            finally:
+                await asyncio.to_thread(file.close)
         done = to_plain(await engine.memories.whole.import_(path, verify=verify))
     finally:
         await asyncio.to_thread(folder.cleanup)
