@@ -24,6 +24,7 @@ from tests.fakes.engine_files import FakeFiles
 from tests.fakes.engine_inventory import FakeInventories
 from tests.fakes.engine_snapshots import FakeSnapshots, void
 from tests.fakes.engine_volumes import FakeVolumes
+from tests.fakes.guest_ports import FakePorts
 from torpor.base.home import Home
 from torpor.base.ids import is_id, new_id
 from torpor.db.database import Database
@@ -89,7 +90,7 @@ def fake_template(name: str) -> TemplateInfo:
     )
 
 
-class FakeGuest(FakeInventories):
+class FakeGuest(FakePorts, FakeInventories):
     """A guest in memory."""
 
     def __init__(self, env: dict[str, str]) -> None:

@@ -8,6 +8,7 @@ import socket
 import struct
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 from torpor.errors import GuestUnreachable, PortClosed
 from torpor.guest.ports import check_port
@@ -17,11 +18,15 @@ from torpor.model_ports import LOOPBACK, PortInfo
 class FakePorts:
     """Lists and opens ports of the host."""
 
-    is_cut: bool
+    is_cut: Any
+    """Whether the channel is cut; or an event that says so."""
 
     async def ports(self) -> list[PortInfo]:
         """What `/proc/net` of this machine says, without whose it is."""
         self._check_cut()
+        return await asyncio.to_thread(self._listed)
+
+    def _listed(self) -> list[PortInfo]:
         found = []
         for name, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
             for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]:
@@ -64,7 +69,7 @@ class FakePorts:
             stream.reset()
 
     def _check_cut(self) -> None:
-        if self.is_cut:
+        if self.is_cut.is_set() if isinstance(self.is_cut, asyncio.Event) else self.is_cut:
             raise GuestUnreachable("the guest channel was cut")
 
 

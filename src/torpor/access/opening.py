@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torpor.access.ledger import Ledger, read_secret
+from torpor.access.links import LinkKey
 from torpor.access.tokens import TokenBook
 from torpor.base.clock import Clock, SystemClock
 from torpor.base.home import Home
@@ -15,12 +16,13 @@ from torpor.db.tokens import TokenRows
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The tokens and the ledger of one home."""
+    """The tokens, the ledger and the key for links of one home."""
 
     tokens: TokenBook
     ledger: Ledger
     clock: Clock
     database: Database
+    links: LinkKey
 
     def close(self) -> None:
         """Close the database."""
@@ -28,7 +30,7 @@ class Access:
 
 
 def open_access(home: Home, clock: Clock | None = None) -> Access:
-    """Return the tokens and the ledger of `home`. Blocks.
+    """Return the tokens, the ledger and the key for links of `home`. Blocks.
 
     Raises:
         DataDamaged, InsufficientResources: the home's database cannot be used.
@@ -41,6 +43,7 @@ def open_access(home: Home, clock: Clock | None = None) -> Access:
             ledger=Ledger(KeyedRequestRows(database), read_secret(home.fingerprint_key), clock),
             clock=clock,
             database=database,
+            links=LinkKey(read_secret(home.preview_key)),
         )
     except BaseException:
         database.close()

@@ -41,6 +41,16 @@ async def finish(cleanup: Coroutine[Any, Any, None], *, within_s: float | None) 
     task.result()
 
 
+async def both(first: Coroutine[Any, Any, None], second: Coroutine[Any, Any, None]) -> None:
+    """Run two coroutines until both have ended; the failure of one ends the other, and is raised as it is."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(first)
+            group.create_task(second)
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+
+
 @contextlib.asynccontextmanager
 async def closing(source: AsyncIterator[T]) -> AsyncIterator[AsyncIterator[T]]:
     """Enter with `source`, and close it at the end (if it can be closed) before anything around it.

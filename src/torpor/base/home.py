@@ -77,6 +77,11 @@ class Home:
         return self.root / "fingerprint.key"
 
     @property
+    def preview_key(self) -> Path:
+        """What preview links are signed with, mode 0600."""
+        return self.root / "preview.key"
+
+    @property
     def templates(self) -> Path:
         """One folder a built template, named by its digest."""
         return self.root / "templates"

@@ -95,9 +95,12 @@ class Connection:
         self._warned = False
         self.daemon_pid: str | None = None
         """Process id of the daemon that answered last."""
+        self.uds: str | None = None
+        """The Unix socket that is connected to; None: TCP."""
         headers = {"user-agent": f"torpor-python/{__version__}"}
         if client.token:
             headers["authorization"] = f"Bearer {client.token}"
+        self.headers = headers
         self._http = httpx.AsyncClient(
             transport=self._transport(client),
             base_url=self._base,
@@ -125,7 +128,8 @@ class Connection:
             assert client.home is not None
             self._home = Home(client.home)
             path = self._home.socket
-        return httpx.AsyncHTTPTransport(uds=self._short(path), limits=limits)
+        self.uds = self._short(path)
+        return httpx.AsyncHTTPTransport(uds=self.uds, limits=limits)
 
     def _short(self, path: Path) -> str:
         """Return a name for the socket at `path` that fits the kernel's limit."""
@@ -135,6 +139,17 @@ class Connection:
             path.parent.mkdir(parents=True)
         self._dir_fd = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         return f"/proc/self/fd/{self._dir_fd}/{path.name}"
+
+    def address(self, path: str, query: Query = ()) -> str:
+        """Return the URL of a path."""
+        return self._base + path + _query(query)
+
+    async def ensure_daemon(self) -> bool:
+        """Start the daemon of a local home if it is not there; return False if that is not ours to do."""
+        if self._home is None:
+            return False
+        await asyncio.to_thread(ensure_daemon, self._home)
+        return True
 
     async def aclose(self) -> None:
         """Close all connections."""
@@ -210,7 +225,7 @@ class Connection:
             headers["content-type"] = "application/octet-stream"
         request = self._http.build_request(
             method,
-            self._base + path + _query(query),
+            self.address(path, query),
             content=content,
             headers=headers,
             timeout=httpx.Timeout(limit_s, connect=_CONNECT_LIMIT_S, pool=None),
@@ -220,7 +235,7 @@ class Connection:
             self._look_at(reply)
             if reply.status_code >= 400:
                 with _errors(method, path, limit_s):
-                    raise _failure(reply, await reply.aread())
+                    raise failure_of(reply.status_code, await reply.aread())
             yield reply
         finally:
             await reply.aclose()
@@ -230,9 +245,8 @@ class Connection:
             try:
                 return await self._http.send(request, stream=True)
             except (httpx.ConnectError, httpx.ConnectTimeout):
-                if self._home is None:
+                if not await self.ensure_daemon():
                     raise
-                await asyncio.to_thread(ensure_daemon, self._home)
                 return await self._http.send(request, stream=True)
 
     def _look_at(self, reply: httpx.Response) -> None:
@@ -306,7 +320,8 @@ def _errors(method: str, path: str, limit_s: float) -> Any:
         ) from exc
 
 
-def _failure(reply: httpx.Response, data: bytes) -> TorporError:
+def failure_of(status: int, data: bytes) -> TorporError:
+    """Return the error that an answer says."""
     try:
         body = json.loads(data)
     except ValueError:
@@ -314,7 +329,7 @@ def _failure(reply: httpx.Response, data: bytes) -> TorporError:
     if isinstance(body, dict) and "error" in body:
         return error_from_wire(body)
     return TorporError(
-        f"the daemon answered {reply.status_code} without a reason",
+        f"the daemon answered {status} without a reason",
         hint="is TORPOR_URL the address of a Torpor daemon?",
     )
 

@@ -31,6 +31,7 @@ from torpor.sdk.files import AsyncFilesystem
 from torpor.sdk.memory import AsyncMemorySpace
 from torpor.sdk.moves import AsyncMoves
 from torpor.sdk.parse import chunk_bytes, exec_info, process_info, sandbox_info
+from torpor.sdk.ports import AsyncPorts
 from torpor.sdk.process import (
     AsyncProcess,
     Command,
@@ -50,7 +51,7 @@ CREATE_LIMIT_S = 600.0
 LIFE_LIMIT_S = 120.0
 
 
-class AsyncSandbox(AsyncMoves, AsyncChecks, AsyncSandboxVolumes):
+class AsyncSandbox(AsyncMoves, AsyncChecks, AsyncSandboxVolumes, AsyncPorts):
     """One sandbox. Made by `create`, `get` or `list`; as a context manager it is deleted at the end.
 
     What asks nothing but an id also works on the class with one: `refresh`, `delete`, `kill`, `pause`,

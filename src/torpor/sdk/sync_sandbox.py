@@ -31,12 +31,13 @@ from torpor.sdk.sync_checks import Checks
 from torpor.sdk.sync_files import Filesystem
 from torpor.sdk.sync_memory import MemorySpace
 from torpor.sdk.sync_moves import Moves
+from torpor.sdk.sync_ports import Ports
 from torpor.sdk.sync_process import Process
 from torpor.sdk.sync_volumes import SandboxVolumes
 from torpor.sdk.volume_results import Volumes
 
 
-class Sandbox(Moves, Checks, SandboxVolumes):
+class Sandbox(Moves, Checks, SandboxVolumes, Ports):
     """One sandbox. Made by `create`, `get` or `list`; as a context manager it is deleted at the end.
 
     What asks nothing but an id also works on the class with one: `refresh`, `delete`, `kill`, `pause`,

@@ -24,6 +24,7 @@ from torpor.server.execs import ExecDesk
 from torpor.server.guard import guard
 from torpor.server.holds import HoldDesk
 from torpor.server.metrics import Metrics
+from torpor.server.previews.links import Listeners
 from torpor.server.replays import Replays
 from torpor.server.replies import Reply, as_torpor_error, error_reply
 from torpor.server.routes import (
@@ -38,6 +39,7 @@ from torpor.server.routes import (
     listeners,
     memory,
     moves,
+    ports,
     sandboxes,
     snapshots,
     system,
@@ -99,6 +101,7 @@ def create_app(
     app.state.recovery = recovery
     app.state.builds = None if recovery is None else BuildDesk(recovery.home, engine)
     app.state.open_tcp = None
+    app.state.listeners = Listeners()
     if access is not None:
         app.add_middleware(Replays, ledger=access.ledger, engine=engine)
     for router in (
@@ -113,6 +116,7 @@ def create_app(
         checks.router,
         execs.router,
         files.router,
+        ports.router,
         templates.router,
         memory.router,
         events.router,

@@ -24,6 +24,7 @@ from typing import NoReturn
 
 import uvicorn
 from fastapi import FastAPI
+from starlette.types import ASGIApp
 from typing_extensions import override
 
 from torpor import __version__
@@ -41,6 +42,8 @@ from torpor.server.compat.dispatch import Dispatch
 from torpor.server.gate import Door, Gate, TcpDoor, UnixDoor
 from torpor.server.hosts import Hosts
 from torpor.server.listen import listen_tcp, listen_unix
+from torpor.server.previews.proxy import Previews
+from torpor.server.previews.upgrade import Upgrades
 from torpor.server.protocol import Connection
 from torpor.server.traces import start_traces
 from torpor.server.watch import Watch
@@ -205,10 +208,12 @@ async def _tcp(
     """Listen on TCP while the context lasts, and enter with the port."""
     listener = listen_tcp(host, port)
     port = listener.getsockname()[1]
-    door = TcpDoor(access, Hosts([host, *names]), per_s=per_s)
+    hosts = Hosts([host, *names])
+    door = TcpDoor(access, hosts, per_s=per_s)
     async with listening(app, listener, door):
         log.info("listening on %s", address(host, port))
-        yield port
+        with app.state.listeners.noted(host, port, tuple(names)):
+            yield port
     log.info("no longer listening on %s", address(host, port))
 
 
@@ -240,15 +245,24 @@ async def listening(
     app: FastAPI, listener: socket.socket, door: Door
 ) -> AsyncIterator[uvicorn.Server]:
     """Serve on `listener` while the context lasts; requests in flight get `GRACE_S` seconds at its end."""
+    gate: ASGIApp = Dispatch(Gate(app, door))
+    upgrades: Upgrades | None = None
+    if isinstance(door, TcpDoor):  # browsers come no other way
+        gate = Previews(gate, door.hosts, door.preview_door(), app.state.engine, app.state.metrics)
+        upgrades = Upgrades(gate)
     server = _Server(
         uvicorn.Config(
-            Watch(Dispatch(Gate(app, door)), app.state.metrics, app.state.access_log),
+            Watch(gate, app.state.metrics, app.state.access_log, upgrades),
             http=Connection,
             access_log=False,
             log_config=None,
             log_level="warning",
             lifespan="off",
-            ws="none",
+            ws="websockets-sansio",
+            ws_max_size=limits.MESSAGE_MOST_BYTES,
+            ws_per_message_deflate=False,
+            # a client whose program reads nothing does not answer, and is none the worse for it
+            ws_ping_timeout=None,
             proxy_headers=False,
             server_header=False,
             timeout_graceful_shutdown=GRACE_S,
@@ -266,6 +280,8 @@ async def listening(
         yield server
     finally:
         server.should_exit = True
+        if upgrades is not None:
+            await upgrades.aclose()
         await asyncio.wait({task})
 
 

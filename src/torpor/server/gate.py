@@ -25,6 +25,7 @@ from torpor.errors import (
 )
 from torpor.server import limits
 from torpor.server.hosts import Hosts
+from torpor.server.previews.door import PreviewDoor
 from torpor.server.replies import error_reply
 
 Headers = Mapping[bytes, bytes]
@@ -79,9 +80,19 @@ class TcpDoor:
     ) -> None:
         self._access = access
         self._hosts = hosts
+        self._per_s, self._now_s = per_s, now_s
         self._requests = limits.Buckets(per_s, per_s * limits.BURST_S, now_s)
         self._failures = limits.Buckets(limits.FAILURES_PER_S, limits.FAILURES_BURST, now_s)
         self._supervisor = Supervisor(lambda _name, _error: None)  # when it was used is a courtesy
+
+    @property
+    def hosts(self) -> Hosts:
+        """The names that are answered to."""
+        return self._hosts
+
+    def preview_door(self) -> PreviewDoor:
+        """Return what lets in to the previews of this listener."""
+        return PreviewDoor(self._access, per_s=self._per_s, now_s=self._now_s)
 
     def admit(self, scope: Scope, headers: Headers) -> Principal:
         """Return whom the token stands for."""
@@ -145,7 +156,7 @@ class Gate:
             return
 
         async def named(message: Message) -> None:
-            if message["type"] == "http.response.start":
+            if message["type"] in ("http.response.start", "websocket.http.response.start"):
                 said = {name for name, _ in message["headers"]}
                 more = [pair for pair in self._door.headers if pair[0] not in said]
                 message["headers"] = [*message["headers"], *self._own_headers, *more]
@@ -255,8 +266,6 @@ class _Refused(Exception):
 async def _refuse(error: TorporError, scope: Scope, receive: Receive, send: Send) -> None:
     if scope["type"] == "websocket":
         await receive()
-        await send({"type": "websocket.close", "code": 1008, "reason": error.message[:120]})
-        return
     reply = error_reply(error)
     if isinstance(error, NotAuthenticated):
         reply.headers["www-authenticate"] = "Bearer"

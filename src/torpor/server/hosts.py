@@ -34,7 +34,7 @@ class Hosts:
         """
         if host is None:
             raise InvalidRequest("a Host header is needed", hint="send HTTP/1.1 with a Host")
-        name = _name_of(host)
+        name = name_of(host)
         if not self._is_ours(name):
             raise NotAllowed(
                 f"this daemon does not answer to the name {name[:80]!r}",
@@ -44,6 +44,10 @@ class Hosts:
             raise NotAllowed(
                 "web pages from elsewhere may not ask this daemon", hint="ask it from a program"
             )
+
+    def answers_below(self, name: str) -> bool:
+        """Return whether names directly below `name` (no address) are for previews."""
+        return name in self._names or f".{name}".endswith(self._suffixes or ("\0",))
 
     def _is_ours(self, name: str) -> bool:
         if name in self._names or name.endswith(self._suffixes or ("\0",)):
@@ -59,7 +63,7 @@ def _text(raw: bytes) -> str:
     return raw.decode("latin-1")
 
 
-def _name_of(host: bytes) -> str:
+def name_of(host: bytes) -> str:
     """Return the name in a Host header, without the port and brackets."""
     text = _text(host).strip().lower()
     if text.startswith("["):

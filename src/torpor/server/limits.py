@@ -14,6 +14,8 @@ SMALL_BODY_BYTES = 1 << 20
 """Largest body of all others that are read as a whole."""
 BUFFERED_MOST_BYTES = 128 << 20
 """Of all bodies together that a listener holds at one time."""
+MESSAGE_MOST_BYTES = 1 << 20
+"""Largest message over a WebSocket of ours; those through previews are not looked at."""
 BODY_SILENCE_S = 60.0
 """Seconds without a byte after which a body is given up."""
 HEAD_LIMIT_BYTES = 64 << 10

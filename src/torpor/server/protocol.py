@@ -1,4 +1,4 @@
-"""HTTP connections as this daemon keeps them: few that idle, none that trickles, failures in the one flat shape."""
+"""HTTP connections as this daemon keeps them: few that idle, none that trickles, failures in one flat shape."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torpor.errors import InvalidRequest, OperationTimeout, RateLimited, TorporE
 from torpor.server import limits
 from torpor.server.compat.dispatch import is_compat
 from torpor.server.replies import error_reply
+from torpor.server.watch import Watch
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +33,7 @@ class Connection(H11Protocol):
         self._head_due: asyncio.TimerHandle | None = None
         self._interim_due: asyncio.TimerHandle | None = None
         self._idle_since = self.loop.time()
+        self._is_upgraded = False
 
     @property
     def is_idle(self) -> bool:
@@ -76,6 +78,8 @@ class Connection(H11Protocol):
     @override
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
+        if self._is_upgraded:
+            return
         if not self.is_idle or self.transport.is_closing():
             self._expect_nothing()
             if self._interim_due is None and is_compat(self.scope):
@@ -89,6 +93,20 @@ class Connection(H11Protocol):
         self._expect_nothing()  # the keep-alive's limit holds now
         self._end_interim()
         super().on_response_complete()
+
+    @override
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        self._is_upgraded = True
+        self._expect_nothing()
+        watch = self.config.app
+        if isinstance(watch, Watch) and watch.upgrades is not None:
+            rest = self.conn.trailing_data[0]
+            scope = dict(self.scope)
+            watch.name(scope)
+            if watch.upgrades.take(scope, self.transport, rest, self.connections, watch.note):
+                self.connections.discard(self)
+                return
+        super().handle_websocket_upgrade(event)
 
     def _expect_head(self) -> None:
         self._head_due = self.loop.call_later(limits.HEAD_LIMIT_S, self._head_is_late)

@@ -87,8 +87,10 @@ USE = frozenset(
         "list_changes_of_sandbox",
         "list_dir",
         "list_execs",
+        "list_ports",
         "list_processes",
         "make_dir",
+        "make_preview_link",
         "memory_apply",
         "memory_conflicts",
         "memory_consolidate",
@@ -206,6 +208,9 @@ ADMIN = frozenset(
     ]
 )
 
+SOCKETS = frozenset({"open_tunnel"})
+"""WebSockets: all need `use`. They are in no OpenAPI document, and so not in `listed`."""
+
 HOST = frozenset({"doctor", "get_metrics"})
 """What shows the whole host: needs `read`, and the workspace `default`."""
 
@@ -214,7 +219,7 @@ def scope_of(route_name: str) -> Scope:
     """Return the least scope that may use a route."""
     if route_name in READ or route_name in HOST:
         return Scope.READ
-    if route_name in USE:
+    if route_name in USE or route_name in SOCKETS:
         return Scope.USE
     return Scope.ADMIN
 

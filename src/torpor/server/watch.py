@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import secrets
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
+from typing import Any, Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -18,10 +21,33 @@ _GIVEN_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 _METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
 
 
+class Upgrades(Protocol):
+    """Takes connections over that ask for an upgrade."""
+
+    def take(
+        self,
+        scope: Scope,
+        transport: asyncio.Transport,
+        rest: bytes,
+        connections: set[Any],
+        note: Callable[[Scope, int, int, float], None],
+    ) -> bool:
+        """Take a connection over, or return False; `rest` came behind the request's head."""
+        ...
+
+
 class Watch:
     """ASGI middleware around a gate."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, log: AccessLog | None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        metrics: Metrics,
+        log: AccessLog | None,
+        upgrades: Upgrades | None = None,
+    ) -> None:
+        self.upgrades = upgrades
+        """What takes over connections that the app itself does not upgrade."""
         self._app = app
         self._metrics = metrics
         self._log = log
@@ -32,9 +58,7 @@ class Watch:
             await self._app(scope, receive, send)
             return
         headers = dict(scope["headers"])
-        given = headers.get(b"x-request-id", b"")
-        request_id = given if _GIVEN_ID.fullmatch(given) else secrets.token_hex(8).encode("ascii")
-        scope.setdefault("state", {})["request_id"] = request_id.decode("ascii")
+        request_id = self.name(scope)
         answered = _Answered(send, request_id)
         begun = time.monotonic()
         parent = {
@@ -49,13 +73,21 @@ class Watch:
                     found.update_name(f"{scope.get('method', 'WS')} {_route(scope)}")
                     found.set_attribute("http.response.status_code", answered.status)
         finally:
-            self._note(scope, answered, time.monotonic() - begun)
+            self.note(scope, answered.status, answered.size, time.monotonic() - begun)
 
-    def _note(self, scope: Scope, answered: _Answered, seconds: float) -> None:
-        method = scope.get("method", "WEBSOCKET")
+    def name(self, scope: Scope) -> bytes:
+        """Give a request its id, and return it."""
+        given = dict(scope["headers"]).get(b"x-request-id", b"")
+        request_id = given if _GIVEN_ID.fullmatch(given) else secrets.token_hex(8).encode("ascii")
+        scope.setdefault("state", {})["request_id"] = request_id.decode("ascii")
+        return request_id
+
+    def note(self, scope: Scope, status: int, size: int, seconds: float) -> None:
+        """Note how a request went."""
+        method = "WEBSOCKET" if scope["type"] == "websocket" else scope["method"]
         route = _route(scope)
         shown = method if method in _METHODS or method == "WEBSOCKET" else "other"
-        self._metrics.request(shown, route, answered.status, seconds)
+        self._metrics.request(shown, route, status, seconds)
         if self._log is None:
             return
         principal: Principal | None = scope["state"].get("principal")
@@ -67,9 +99,9 @@ class Watch:
                 "method": method[:32],
                 "path": scope["path"][:1024],
                 "route": route,
-                "status": answered.status,
+                "status": status,
                 "ms": round(seconds * 1000, 1),
-                "bytes": answered.size,
+                "bytes": size,
                 "client": client[0] if client else "unix",
                 "token": None if principal is None else principal.token_id,
                 "workspace": None if principal is None else principal.workspace,
@@ -89,11 +121,16 @@ class _Answered:
 
     async def send(self, message: Message) -> None:
         """Send on."""
-        if message["type"] == "http.response.start":
+        kind = message["type"]
+        if kind in ("http.response.start", "websocket.http.response.start"):
             self.status = message["status"]
             message["headers"] = [*message["headers"], self._header]
+        elif kind == "websocket.accept":
+            self.status = 101
+            message["headers"] = [*message.get("headers", ()), self._header]
         else:
-            self.size += len(message.get("body", b""))
+            said = message.get("bytes") or message.get("text") or ""
+            self.size += len(message.get("body", b"")) + len(said)
         await self._send(message)
 
 

@@ -9,15 +9,17 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi.routing import APIWebSocketRoute
 
 from tests.fakes.serving import Tcp, serving_tcp
 from torpor.access.principal import Principal
 from torpor.base.home import Home
 from torpor.base.ids import new_id
 from torpor.model_access import Scope
+from torpor.server.app import create_app
 from torpor.server.guard import OWNED, UNOWNED
 from torpor.server.openapi import document
-from torpor.server.scopes import ADMIN, listed
+from torpor.server.scopes import ADMIN, SOCKETS, listed
 
 ROUTES = [
     (method.upper(), path, operation)
@@ -104,6 +106,18 @@ def world(tcp: Tcp) -> Iterator[World]:
 def test_every_route_says_its_scope() -> None:
     names = {operation["operationId"] for _, _, operation in ROUTES}
     assert set(listed()) == names, "list each route in torpor/server/scopes.py, once"
+
+
+def test_every_web_socket_says_its_scope(tcp: Tcp) -> None:
+    app = create_app(tcp.server.engine)
+    found = set()
+    pending = list(app.routes)
+    while pending:
+        route = pending.pop()
+        pending += getattr(getattr(route, "original_router", None), "routes", ())
+        if isinstance(route, APIWebSocketRoute):
+            found.add(route.name)
+    assert found == set(SOCKETS), "list each WebSocket in torpor/server/scopes.py"
 
 
 def test_what_a_path_names_is_known() -> None:
@@ -243,7 +257,7 @@ def test_only_admin_routes_make_power() -> None:
 
 
 def _filled(path: str, ids: dict[str, str]) -> str:
-    others = {"exec_id": "exec_x", "hold_id": "h", "name": "base", "token": "t"}
+    others = {"exec_id": "exec_x", "hold_id": "h", "name": "base", "port": "80", "token": "t"}
     return path.format_map({**others, **ids})
 
 

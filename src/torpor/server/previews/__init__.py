@@ -1,0 +1,1 @@
+"""Previews: `http://PORT-SANDBOX.HOST` shows what listens on a port in a sandbox, through the guest channel."""
