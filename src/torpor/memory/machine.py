@@ -40,9 +40,9 @@ _BOUND = (Scope.MACHINE, Scope.TASK)
 
 
 def watermark(line: Line, snapshot: str) -> Watermark:
-    """Note where memory stands as `snapshot` is made; the same snapshot again gives the same mark."""
+    """Note where memory stands as `snapshot` is made; the same agent's same snapshot again gives the same mark."""
     checks.name(snapshot, "snapshot")
-    known = line.store.newest(WatermarkRow, {"snapshot": snapshot})
+    known = line.store.newest(WatermarkRow, {"snapshot": snapshot, "agent": line.agent})
     if known is not None:
         return _mark(known)
     with line.write("watermark") as (work, view):
@@ -80,15 +80,17 @@ def here(store: Store, agent: str) -> Watermark:
 
 
 def find_watermark(line: Line, snapshot: str) -> Watermark:
-    """Return the mark of a snapshot.
+    """Return the mark of a snapshot: the agent's own, else one of its family, such as its parent's.
 
     Raises:
         NotFound: none was set.
     """
-    found = line.store.newest(WatermarkRow, {"snapshot": snapshot})
-    if found is None:
+    view = line.view()
+    marks = [_mark(r) for r in line.store.select(WatermarkRow, {"snapshot": snapshot})]
+    kin = [m for m in marks if m.agent == line.agent or _is_kin(view, m)]
+    if not kin:
         raise NotFound(f"memory has no watermark of snapshot {snapshot}", snapshot=snapshot)
-    return _mark(found)
+    return max(kin, key=lambda m: (m.agent == line.agent, m.tx))
 
 
 def why_useless(store: Store, mark: Watermark) -> str:

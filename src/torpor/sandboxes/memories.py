@@ -114,7 +114,8 @@ class AgentMemories:
                 actor=where.actor,
                 make=verb.writes,
             )
-            return answered(verb.run(space))
+            found = verb.run(space)
+            return answered((self._seen(found) or found) if isinstance(found, SpaceInfo) else found)
 
         return await self.service.run(work)
 

@@ -309,7 +309,7 @@ def test_agents_of_one_name_in_two_workspaces_are_two(world: World, tcp: Tcp) ->
     _memory(world.ours, "POST", "watermark", snapshot_id="point", **hermes)
     _memory(world.theirs, "POST", "fork", 404, new_agent="spy", snapshot_id="point", **hermes)
     child = _memory(world.ours, "POST", "fork", new_agent="child", **hermes)
-    assert child["agent"] == "ours::child"
+    assert child["agent"] == "child"
     assert len(_memory(world.ours, "GET", "spaces")["items"]) == 2
     for http in (world.ours, world.theirs):
         assert http.get("/v1/memory/verify_chain").status_code == 403

@@ -138,6 +138,24 @@ def test_a_writer_from_before_the_restore_is_refused(memory: Memory, mem: Space)
     memory.space(agent="hermes-1", epoch=mem.epoch).record("after")
 
 
+def test_agents_may_give_their_snapshots_one_name(memory: Memory) -> None:
+    one, two = memory.space("one"), memory.space("two")
+    one.remember("machine", "package", "curl", scope="machine", cardinality="many")
+    mark = one.watermark("before")
+    two.remember("machine", "package", "git", scope="machine", cardinality="many")
+    assert two.watermark("before").branch == two.branch != mark.branch
+    two.remember("machine", "package", "jq", scope="machine", cardinality="many")
+    two.on_restore("before")
+    assert [f.value for f in two.facts("machine", "package")] == ["git"]
+    child = one.fork("child")
+    one.remember("machine", "package", "vim", scope="machine", cardinality="many")
+    child.on_restore("before")
+    assert [f.value for f in child.facts("machine", "package")] == ["curl"]
+    assert child.watermark("before").branch == child.branch
+    with pytest.raises(NotFound):
+        memory.space("three").on_restore("before")
+
+
 def test_a_watermark_is_set_once_and_must_exist(memory: Memory, mem: Space) -> None:
     first = mem.watermark("snap_1")
     mem.record("more")
