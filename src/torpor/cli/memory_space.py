@@ -48,8 +48,12 @@ Include = Annotated[
 
 
 @contextlib.contextmanager
-def whole_memory(file: Path | None) -> Iterator[Memory | DaemonMemory]:
-    """Enter with a memory: that in `file`, which is made if it is missing, or the daemon's."""
+def whole_memory(file: Path | None, *, new: bool = False) -> Iterator[Memory | DaemonMemory]:
+    """Enter with a memory: that in `file`, which is made if it is missing and `new`, or the daemon's.
+
+    Raises:
+        NotFound: there is no such file, and the command would find nothing in a new one.
+    """
     if file is None:
         from torpor.sdk.sync_memory import DaemonMemory
 
@@ -57,7 +61,10 @@ def whole_memory(file: Path | None) -> Iterator[Memory | DaemonMemory]:
         return
     from torpor.memory import Memory
 
-    with Memory.open(_address(file), embedder=_embedder()) as memory:
+    where = _address(file)
+    if isinstance(where, Path) and not new and not where.exists():
+        raise NotFound(f"{where} does not exist", hint="record and remember make it")
+    with Memory.open(where, embedder=_embedder()) as memory:
         yield memory
 
 
@@ -98,7 +105,7 @@ def space_of(
 
         yield cast("Space", find(sandbox).memory)
         return
-    with whole_memory(file) as memory:
+    with whole_memory(file, new=new) as memory:
         known = memory.agents()
         name = agent or _only(known)
         if name not in known and not new:

@@ -48,7 +48,7 @@ def import_(
     as_json: AsJson = False,
 ) -> None:
     """Read an export into a memory, which must be empty."""
-    with whole_memory(file) as memory:
+    with whole_memory(file, new=True) as memory:
         done = memory.import_(path, verify=not salvaged)
     print_json(done) if as_json else print_facts(
         {"rows": done.rows, "head": done.head} | ({"lost": done.lost} if salvaged else {})

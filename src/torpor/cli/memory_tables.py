@@ -140,7 +140,7 @@ def history(found: Sequence[Change]) -> None:
     print_table(
         ("TX", "WHEN", "WHO", "WHAT", "VALUE", "THEN", "REASON", "FACT"),
         [
-            (c.tx, when(c.at), c.actor, c.kind, value(c.value), c.status, c.reason or c.detail or None, c.fact)
+            (c.tx, when(c.at), c.actor, c.kind, value(c.value), c.status, "; ".join(filter(None, (c.reason, c.detail))) or None, c.fact)
             for c in found
         ],
         empty="nothing happened to it",

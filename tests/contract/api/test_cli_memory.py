@@ -148,6 +148,16 @@ def test_exports_are_searched_where_they_can_be_read(tmp_path: Path) -> None:
     )
 
 
+def test_a_file_that_is_not_there_is_not_made_by_looking(tmp_path: Path) -> None:
+    cli = Cli("--file", str(tmp_path / "typo.db"))
+    for words in (("facts",), ("spaces",), ("verify",), ("export", str(tmp_path / "out"))):
+        cli(*words, code=NotFound.exit_code)
+        assert "record and remember make it" in cli.stderr
+    assert list(tmp_path.iterdir()) == []
+    cli("record", TEXT, "-a", "hermes-1")
+    assert TEXT in cli("episodes")
+
+
 def test_files(cli: Cli) -> None:
     cli("files", "create", "/memories/todo.md", "-", "-a", "hermes-1", stdin="a\nb")
     cli("files", "str-replace", "/memories/todo.md", "b", "c")
