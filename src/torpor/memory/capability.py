@@ -102,9 +102,14 @@ class MemoryCapability(AbstractCapability[Any]):  # type: ignore[misc, unused-ig
 
     @override
     async def after_run(self, ctx: RunContext[Any], *, result: Any) -> Any:
-        """Record what was asked and what was answered."""
+        """Record what was asked and what was answered; what memory gave out and comes back in it apart."""
         prompt = ctx.prompt if isinstance(ctx.prompt, str) else ""
-        for text, source in ((prompt, SourceKind.USER), (str(result.output), SourceKind.AGENT)):
+        own, repeated = _parted(str(result.output), _given_out(result.new_messages()))
+        for text, source in (
+            (prompt, SourceKind.USER),
+            (own, SourceKind.AGENT),
+            (repeated, SourceKind.RECALLED),
+        ):
             if text.strip():
                 await asyncio.to_thread(
                     self.space.record, text, source, session=self.session or (ctx.run_id or "")
@@ -165,3 +170,42 @@ def render(found: Recall) -> str:
     ]
     lines = [line.replace("<", "\\u003c") for line in lines]  # no text can close the fence
     return "\n".join([_FENCE, "<memory>", *lines, "</memory>"])
+
+
+_SHORTEST = 12
+"""A shorter text that memory gave out stands in an answer by chance."""
+
+
+def _given_out(messages: list[Any]) -> list[str]:
+    """Return the texts that memory gave out in a run, longest first."""
+    shown = [str(getattr(message, "instructions", "") or "") for message in messages]
+    shown += [
+        str(part.content)
+        for message in messages
+        for part in message.parts
+        if part.part_kind == "tool-return" and part.tool_name == "recall"
+    ]
+    found = {text for block in shown for line in block.splitlines() if (text := _text_of(line))}
+    return sorted(found, key=len, reverse=True)
+
+
+def _text_of(line: str) -> str:
+    """Return the text in a line of `render`; empty for any other line, and for a text too short to tell."""
+    if not line.startswith('{"id": "'):
+        return ""
+    try:
+        text = str(json.loads(line)["text"])
+    except (ValueError, KeyError, TypeError):
+        return ""
+    return text if len(text) >= _SHORTEST else ""
+
+
+def _parted(answer: str, given: list[str]) -> tuple[str, str]:
+    """Return an answer without the texts that memory gave out, and those of them that are in it."""
+    repeated = []
+    for text in given:
+        if text in answer:
+            repeated.append(text)
+            answer = answer.replace(text, "…")
+    own = answer if answer.strip("… \n\t.,;:!\"'") else ""
+    return own, "\n".join(repeated)

@@ -131,3 +131,50 @@ def test_an_agent_with_the_capability_recalls_writes_and_is_recorded(mem: Space)
         ("agent", "It is on port 80."),
     ]
     assert {f.value for f in mem.facts("billing")} == {"SQLite"}
+
+
+def test_what_memory_gave_out_does_not_come_back_as_the_agents_words(mem: Space) -> None:
+    mem.record("The vault is under the old oak tree.")
+    mem.remember("vault", "key", "behind the third brick", authority="user_said")
+    answers = iter(
+        [
+            "Here: The vault is under the old oak tree. Take a torch.",
+            "vault: key = behind the third brick",
+        ]
+    )
+
+    def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        if messages[-1].parts[-1].part_kind == "tool-return" or "vault" in str(info.instructions):
+            return ModelResponse(parts=[TextPart(next(answers))])
+        return ModelResponse(parts=[ToolCallPart("recall", {"query": "vault key"})])
+
+    agent: Agent[None, str] = Agent(
+        FunctionModel(answer), capabilities=[MemoryCapability(space=mem, session="run")]
+    )
+    asyncio.run(agent.run("where is the vault?"))
+    asyncio.run(agent.run("zebra?"))
+    assert [(e.source_kind, e.content) for e in mem.episodes("run")] == [
+        ("user", "where is the vault?"),
+        ("agent", "Here: … Take a torch."),
+        ("recalled", "The vault is under the old oak tree."),
+        ("user", "zebra?"),
+        ("recalled", "vault: key = behind the third brick"),
+    ]
+
+    def parrot(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        records = json.loads(str(messages[0].parts[-1].content))  # type: ignore[union-attr]
+        facts = [
+            {
+                "record": r["record"],
+                "subject": "vault",
+                "attribute": "place",
+                "value": "oak",
+                "quote": "oak tree",
+            }
+            for r in records
+            if "oak tree" in r["content"] and r["source"] != "user"
+        ]
+        assert facts == []
+        return ModelResponse(parts=[ToolCallPart(info.output_tools[0].name, {"facts": facts})])
+
+    mem.consolidate(extractor=PydanticAIExtractor(FunctionModel(parrot)))
