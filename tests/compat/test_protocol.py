@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from typing import Any
 
@@ -540,6 +541,16 @@ def test_snapshots(panda: pandastack.Client, box: Sandbox) -> None:
         panda.snapshots.get(second)
     with pytest.raises(NotFoundError):
         panda.sandboxes.create(from_snapshot=second)
+
+
+# ---- ports ----
+
+
+def test_ports_that_listen_have_urls(box: Sandbox) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:  # the fake machine's loopback is ours
+        port = listener.getsockname()[1]
+        assert box.preview_urls()[port].startswith(f"https://{port}-{box.id}.")
+    assert port not in box.preview_urls()
 
 
 # ---- tokens, volumes, and what is not offered ----

@@ -148,6 +148,7 @@ USE = frozenset(
         "pandastack_get_logs",
         "pandastack_hibernate_sandbox",
         "pandastack_list_dir",
+        "pandastack_list_ports",
         "pandastack_pause_sandbox",
         "pandastack_promote",
         "pandastack_read_file",

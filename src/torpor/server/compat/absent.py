@@ -17,7 +17,6 @@ WHOLE = {
 }
 """By the first part of the path."""
 OF_SANDBOX = {
-    "ports": "ports over PandaStack's API",
     "repl": "code contexts over PandaStack's API; run_code runs one piece of code",
 }
 """By what follows a sandbox's id."""

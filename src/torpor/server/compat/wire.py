@@ -118,7 +118,9 @@ class SandboxTold(Wire):
     guest_ip: None = None
     created_at: datetime
     metadata: Mapping[str, str]
-    from_snapshot: str | None
+    from_snapshot: Annotated[
+        str | None, Field(description="The snapshot it last was at: made from, or taken of it.")
+    ]
     boot_ms: int | None
     boot_mode: Annotated[str | None, Field(description="`cold` or `snapshot`")]
     persistent: bool
