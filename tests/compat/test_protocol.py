@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
+from urllib.parse import urlsplit
 
 import pandastack
 import pytest
@@ -14,6 +17,7 @@ from pandastack.exceptions import (
     AuthError,
     BadRequestError,
     CommandFailed,
+    CreateCancelled,
     NotFoundError,
     SandboxTimeout,
     ServerError,
@@ -233,10 +237,6 @@ def test_what_may_have_been_begun_is_not_asked_again(
 def test_a_cancelled_retry_leaves_nothing(
     tcp: Tcp, monkeypatch: pytest.MonkeyPatch, panda: pandastack.Client
 ) -> None:
-    import threading
-
-    from pandastack.exceptions import CreateCancelled
-
     stop = threading.Event()
     panda.on_create_retry = lambda _event: stop.set()
     fails_with(monkeypatch, tcp.server.engine, "create", InsufficientResources("no memory"))
@@ -551,6 +551,32 @@ def test_ports_that_listen_have_urls(box: Sandbox) -> None:
         port = listener.getsockname()[1]
         assert box.preview_urls()[port].startswith(f"https://{port}-{box.id}.")
     assert port not in box.preview_urls()
+
+
+def test_a_preview_url_wants_a_token(
+    tcp: Tcp, tokens: dict[Scope, str], panda: pandastack.Client, box: Sandbox
+) -> None:
+    class Hello(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", "5")
+            self.end_headers()
+            self.wfile.write(b"hello")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    panda.preview_host = tcp.url.replace("http://127.0.0.1", "localhost")  # type: ignore[attr-defined]
+    with HTTPServer(("127.0.0.1", 0), Hello) as program:
+        answering = threading.Thread(target=program.serve_forever, daemon=True)
+        answering.start()
+        name = urlsplit(box.preview_url(program.server_port, scheme="http")).netloc
+        bare = requests.get(tcp.url, headers={"Host": name}, timeout=20)
+        assert bare.status_code == 401
+        headers = {"Host": name, "Authorization": f"Bearer {tokens[Scope.USE]}"}
+        assert requests.get(tcp.url, headers=headers, timeout=20).text == "hello"
+        program.shutdown()
+        answering.join(10)
 
 
 # ---- tokens, volumes, and what is not offered ----
