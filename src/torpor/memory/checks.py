@@ -12,6 +12,8 @@ from torpor.model_memory import Json
 
 MAX_CONTENT_BYTES = 1 << 20
 MAX_VALUE_BYTES = 1 << 20
+MAX_VALUE_DEPTH = 64
+"""Lists and objects in each other: what is deeper cannot be read again from every place in the program."""
 MAX_NAME_CHARS = 256
 MAX_REASON_CHARS = 4096
 MAX_QUERY_CHARS = 32_768
@@ -82,6 +84,8 @@ def value_json(value: Json) -> str:
         InvalidRequest: it is no JSON value.
         LimitExceeded: it is too long.
     """
+    if not _is_flat(value, MAX_VALUE_DEPTH):
+        raise LimitExceeded(f"the value has more than {MAX_VALUE_DEPTH} levels")
     try:
         text = json.dumps(value, ensure_ascii=False, sort_keys=True, allow_nan=False)
         size = len(text.encode())
@@ -92,6 +96,13 @@ def value_json(value: Json) -> str:
     if "\\u0000" in text:
         raise InvalidRequest("the value holds a NUL: it is binary")
     return text
+
+
+def _is_flat(value: object, levels: int) -> bool:
+    if not isinstance(value, (dict, list, tuple)):
+        return True
+    inside = value.values() if isinstance(value, dict) else value
+    return levels > 0 and all(_is_flat(one, levels - 1) for one in inside)
 
 
 def fold(text: str) -> str:

@@ -244,6 +244,8 @@ def _propose(row: EpisodeRow, c: Candidate, start: int, extractor: str) -> Propo
         raise InvalidRequest("its value is empty")
     valid_from = row.occurred_at if c.valid_from is None else _not_after(c.valid_from, row)
     kind = checks.choice(FactKind, c.kind, "kind of fact")
+    if kind is FactKind.FILE:
+        raise InvalidRequest("files are written, not found in words")
     if kind in _ONLY_A_PERSONS and row.source_kind not in (SourceKind.USER, SourceKind.HUMAN_NOTE):
         kind = FactKind.FACT
     return Proposal(

@@ -14,6 +14,7 @@ from torpor.errors import InvalidRequest, NotFound, WrongState
 from torpor.memory import checks, claims
 from torpor.memory.beliefs import Beliefs
 from torpor.memory.claims import Proposal
+from torpor.memory.files import check_file
 from torpor.memory.line import Line
 from torpor.memory.rows import ConflictRow, EvidenceRow, FactRow, StateRow, SupersessionRow, Txn
 from torpor.memory.times import to_us
@@ -49,6 +50,8 @@ def correct(line: Line, fact_id: str, value: Json, reason: str, text: str | None
     """Say that a fact was wrong all along and what is right; it keeps its place in time."""
     checks.value_json(value)
     old = _fact(line.beliefs(), fact_id)
+    if old.kind == FactKind.FILE:
+        check_file(old.subject, old.attribute, value)
     shown = (
         checks.content(text, "text") if text else claims.render(old.subject, old.attribute, value)
     )

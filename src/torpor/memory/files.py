@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from torpor.errors import Conflict, InvalidRequest, LimitExceeded, NotFound
 from torpor.memory import checks
-from torpor.model_memory import Authority, Fact, FactKind, MemoryFile
+from torpor.model_memory import Authority, Fact, FactKind, Json, MemoryFile
 
 if TYPE_CHECKING:
     from torpor.memory.space import Space
@@ -28,6 +28,8 @@ def check_path(path: str) -> str:
     Raises:
         InvalidRequest: it leaves `/memories`, or is written in a form that could mislead.
     """
+    if not isinstance(path, str):
+        raise InvalidRequest(f"{path!r:.80} is no path")
     if len(path) > MAX_PATH_CHARS:
         raise InvalidRequest(f"a path is at most {MAX_PATH_CHARS} characters")
     trimmed = path.rstrip("/")
@@ -40,6 +42,19 @@ def check_path(path: str) -> str:
         if part in ("", ".", "..") or not part.isprintable() or "\\" in part or "%" in part:
             raise InvalidRequest(f"{path!r} has a part {part!r} that cannot name a file")
     return trimmed
+
+
+def check_file(subject: str, attribute: str, value: Json) -> None:
+    """Raise `InvalidRequest` for a fact of kind `file` that is none: whoever claims it, the view has to show it."""
+    text = value.get("text") if isinstance(value, dict) else None
+    if check_path(subject) != subject or subject == ROOT or attribute != _ATTRIBUTE:
+        raise InvalidRequest(f"{subject!r} with attribute {attribute!r} cannot name a file")
+    if not isinstance(text, str):
+        raise InvalidRequest(
+            f"{subject} must have a value with its `text`", hint="write it with the file commands"
+        )
+    if len(text.encode("utf-8", "replace")) > MAX_FILE_BYTES:
+        raise LimitExceeded(f"{subject} would be over {MAX_FILE_BYTES} bytes")
 
 
 class MemoryFiles:

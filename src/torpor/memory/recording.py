@@ -13,6 +13,7 @@ from torpor.errors import InvalidRequest, NotFound
 from torpor.memory import checks, claims
 from torpor.memory.beliefs import Beliefs, to_episode
 from torpor.memory.claims import AUTHORITY_OF_SOURCE, Outcome, Proposal, Span
+from torpor.memory.files import check_file
 from torpor.memory.line import Line
 from torpor.memory.rows import EpisodeRow, FactRow
 from torpor.memory.times import to_us
@@ -127,12 +128,15 @@ def _check_fact(given: FactInput) -> FactInput:
         _check_order(given.valid_from, given.valid_to)
     if isinstance(given.evidence, str) or isinstance(given.derived_from, str):
         raise InvalidRequest("evidence and derived_from are lists")
+    kind = checks.choice(FactKind, given.kind, "kind of fact")
+    if kind is FactKind.FILE:
+        check_file(given.subject, given.attribute, given.value)
     authority = given.authority
     return replace(
         given,
         subject=checks.name(given.subject, "subject"),
         attribute=checks.name(given.attribute, "attribute"),
-        kind=checks.choice(FactKind, given.kind, "kind of fact"),
+        kind=kind,
         scope=checks.choice(Scope, given.scope, "scope"),
         cardinality=checks.choice(Cardinality, given.cardinality, "cardinality"),
         authority=None if authority is None else checks.choice(Authority, authority, "authority"),

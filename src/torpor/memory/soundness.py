@@ -18,6 +18,7 @@ from typing import Any, get_args, get_type_hints
 from torpor.errors import TorporError
 from torpor.memory import checks
 from torpor.memory.claims import AUTHORITY_OF_SOURCE
+from torpor.memory.files import check_file
 from torpor.memory.recording import PRECISIONS
 from torpor.memory.rows import (
     EXPORTED,
@@ -168,6 +169,8 @@ class Soundness:
         if row.version_of is not None and row.version_of not in self._facts:
             return f"there is no fact {row.version_of!r:.80} that it corrected"
         checks.fraction(row.confidence, "confidence")
+        if row.kind == FactKind.FILE:
+            check_file(row.subject, row.attribute, value)
         self._facts[row.id] = family
         if row.authority != Authority.HUMAN_EDITED:
             self._unsupported.add(row.id)

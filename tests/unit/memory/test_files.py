@@ -11,6 +11,7 @@ from torpor.errors import (
 )
 from torpor.memory import Space
 from torpor.memory.files import MemoryFiles, check_path
+from torpor.model_memory import Json
 
 
 @pytest.fixture
@@ -127,6 +128,33 @@ def test_wrong_edits_are_refused(files: MemoryFiles, mem: Space) -> None:
         with pytest.raises(error):
             command()
     assert mem.tx == before
+
+
+@pytest.mark.parametrize(
+    ("subject", "attribute", "value"),
+    [
+        ("/etc/passwd", "content", {"text": "x"}),
+        ("/memories/../etc", "content", {"text": "x"}),
+        ("/memories", "content", {"text": "x"}),
+        ("/memories/a", "content", {"words": "x"}),
+        ("/memories/a", "content", {"text": 5}),
+        ("/memories/a", "content", "x"),
+        ("/memories/a", "contents", {"text": "x"}),
+        ("/memories/a", "content", {"text": "x" * (257 << 10)}),
+    ],
+)
+def test_a_claim_of_a_file_has_its_shape(
+    mem: Space, subject: str, attribute: str, value: Json
+) -> None:
+    with pytest.raises((InvalidRequest, LimitExceeded)):
+        mem.remember(subject, attribute, value, kind="file")
+    mem.files.create("/memories/b", "b")
+    (file,) = mem.files.files()
+    with pytest.raises(InvalidRequest):
+        mem.correct(file.fact, "only text", "wrong")
+    mem.correct(file.fact, {"text": "c"}, "wrong")
+    assert mem.files.view("/memories/b") == "     1\tc"
+    assert [f.path for f in mem.files.files()] == ["/memories/b"]
 
 
 def test_facts_are_no_files(files: MemoryFiles, mem: Space) -> None:

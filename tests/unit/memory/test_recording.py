@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
@@ -157,6 +158,8 @@ def test_a_time_that_could_never_be_read_is_refused(mem: Space) -> None:
         {"value": float("nan")},
         {"value": {"a": object()}},
         {"value": "nul \0"},
+        {"value": json.loads("[" * 65 + "]" * 65)},
+        {"value": json.loads('{"a":' * 400 + "1" + "}" * 400)},
         {"subject": ""},
         {"attribute": "two\nlines"},
         {"subject": "x" * 300},

@@ -100,6 +100,7 @@ FORGERIES: dict[str, Callable[[Rows], Rows | None]] = {
     "a source that is none": put("episode", source_kind="king"),
     "subjects that are none": put("episode", subjects="5"),
     "an authority that is none": put("fact", authority="god"),
+    "a file that is none": put("fact", kind="file"),
     "a value that is no JSON": put("fact", value="{"),
     "a value in another form": put("fact", value='  "vim"'),
     "a key of another attribute": put("fact", key="other"),
