@@ -14,11 +14,13 @@ if TYPE_CHECKING:
     from torpor.sdk.changes import AsyncChange
     from torpor.sdk.client import Client
     from torpor.sdk.daemon_memory import AsyncDaemonMemory
+    from torpor.sdk.databases import AsyncDatabase
     from torpor.sdk.events import AsyncEvents, Events
     from torpor.sdk.inventories import AsyncProfiles
     from torpor.sdk.sandbox import AsyncSandbox
     from torpor.sdk.snapshots import AsyncSnapshot
     from torpor.sdk.sync_changes import Change
+    from torpor.sdk.sync_databases import Database
     from torpor.sdk.sync_memory import DaemonMemory
     from torpor.sdk.sync_profiles import Profiles
     from torpor.sdk.sync_sandbox import Sandbox
@@ -34,6 +36,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AsyncChange",
     "AsyncDaemonMemory",
+    "AsyncDatabase",
     "AsyncEvents",
     "AsyncProfiles",
     "AsyncSandbox",
@@ -44,6 +47,7 @@ __all__ = [
     "Change",
     "Client",
     "DaemonMemory",
+    "Database",
     "Events",
     "Memory",
     "Profiles",
@@ -61,6 +65,7 @@ _HOMES = {
     "AsyncEvents": "torpor.sdk.events",
     "Events": "torpor.sdk.events",
     "AsyncDaemonMemory": "torpor.sdk.daemon_memory",
+    "AsyncDatabase": "torpor.sdk.databases",
     "AsyncProfiles": "torpor.sdk.inventories",
     "AsyncSandbox": "torpor.sdk.sandbox",
     "AsyncSnapshot": "torpor.sdk.snapshots",
@@ -70,6 +75,7 @@ _HOMES = {
     "Change": "torpor.sdk.sync_changes",
     "Client": "torpor.sdk.client",
     "DaemonMemory": "torpor.sdk.sync_memory",
+    "Database": "torpor.sdk.sync_databases",
     "Memory": "torpor.memory",
     "Profiles": "torpor.sdk.sync_profiles",
     "Sandbox": "torpor.sdk.sync_sandbox",

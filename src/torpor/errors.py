@@ -10,6 +10,7 @@
     │   ├── GenerationChanged     409  the machine was put back meanwhile; what was asked of it is void
     │   ├── SnapshotUnusable      409  a snapshot's RAM cannot go on on this host
     │   ├── VolumeHeld            409  a volume is attached in a way that forbids this
+    │   ├── OutsideArchive        409  a database's archived log does not reach that time
     │   └── Busy                  409  another request holds the object; try again
     ├── KeyReused                 422  an idempotency key came with another request before
     ├── LimitExceeded             413  a size, count or length over its limit
@@ -68,6 +69,7 @@ __all__ = [
     "NotFound",
     "NotOffered",
     "OperationTimeout",
+    "OutsideArchive",
     "PortClosed",
     "QuiesceFailed",
     "RateLimited",
@@ -153,6 +155,12 @@ class VolumeHeld(Conflict):
     """Raised when a volume is attached and so cannot be had, or be done to, as was asked; facts name the holders."""
 
     code, http_status, exit_code = "volume.held", 409, 103
+
+
+class OutsideArchive(Conflict):
+    """Raised when a database is wanted as of a time that its snapshots and archived log do not reach."""
+
+    code, http_status, exit_code = "database.outside_archive", 409, 114
 
 
 class Busy(Conflict):

@@ -9,6 +9,7 @@ from torpor_guest import archive, content, files, proctree
 from torpor_guest.execs import Execs
 from torpor_guest.follow import follow
 from torpor_guest.gate import DISK
+from torpor_guest.inlets import InletMethods
 from torpor_guest.inventories import InventoryMethods
 from torpor_guest.memory import MemorySocket
 from torpor_guest.paths import number
@@ -32,6 +33,7 @@ def table(
     """Return the methods by name."""
     commands = CommandMethods(execs)
     ports = PortMethods()
+    inlets = InletMethods()
     return {
         "exec.start": commands.start,
         "exec.run": commands.run,
@@ -73,6 +75,8 @@ def table(
         "memory.serve": memory.serve,
         "port.list": ports.list,
         "port.connect": ports.connect,
+        "inlet.serve": inlets.serve,
+        "inlet.take": inlets.take,
     }
 
 

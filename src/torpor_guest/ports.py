@@ -33,7 +33,7 @@ _CHUNK = 64 << 10
 _MAX_LISTENERS = 4096
 _LISTENS = "0A"
 _REFUSALS = (errno.ECONNREFUSED, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.ENETUNREACH)
-_RESET_ON_CLOSE, _CLOSE_WELL = struct.pack("ii", 1, 0), struct.pack("ii", 0, 0)
+RESET_ON_CLOSE, _CLOSE_WELL = struct.pack("ii", 1, 0), struct.pack("ii", 0, 0)
 
 
 class PortMethods:
@@ -65,7 +65,7 @@ class PortMethods:
             address, link = await _connected(port, (wanted,) if wanted else LOOPBACK)
             with link:  # reset, unless it ended well
                 await send_items(stream, [{"connected": address}])
-                return await _carry(stream, link, port)
+                return await carry(stream, link, port)
         finally:
             self._open -= 1
 
@@ -83,7 +83,7 @@ async def _connected(port: int, addresses: tuple[str, ...]) -> tuple[str, socket
         try:
             link.setblocking(False)
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+            link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
             loop = asyncio.get_running_loop()
             await asyncio.wait_for(loop.sock_connect(link, (address, port)), CONNECT_S)
         except asyncio.TimeoutError as exc:  # noqa: UP041  # another class before Python 3.11
@@ -112,7 +112,7 @@ async def _connected(port: int, addresses: tuple[str, ...]) -> tuple[str, socket
     )
 
 
-async def _carry(stream: Stream, link: socket.socket, port: int) -> dict[str, Any]:
+async def carry(stream: Stream, link: socket.socket, port: int) -> dict[str, Any]:
     """Carry bytes until both directions have ended.
 
     A program that takes no more may still have an answer to give: that is carried to its end.

@@ -34,6 +34,7 @@ CAPABILITIES = (
     "volumes",
     "memory",
     "ports",
+    "inlets",
 )
 
 _log = logging.getLogger("torpor")

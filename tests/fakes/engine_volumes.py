@@ -92,8 +92,15 @@ class FakeVolumes:
             raise InvalidRequest(f"volume {name} cannot become smaller")
         return self._put(replace(info, size_bytes=int(size_gib * GIB)))
 
-    async def keep(self, name: str) -> VolumeInfo:
-        return self._put(replace(self._get(name), bound_to=None))
+    async def check_new(
+        self, name: str, size_gib: float, *, workspace: str = DEFAULT_WORKSPACE
+    ) -> None:
+        if any((v.name, v.workspace) == (name, workspace) for v in self.found.values()):
+            raise Conflict(f"there is a volume {name} already", volume=name)
+
+    async def keep(self, name: str, *, new_name: str | None = None) -> VolumeInfo:
+        info = self._get(name)
+        return self._put(replace(info, bound_to=None, name=new_name or info.name))
 
     async def snapshot(self, name: str, *, label: str | None = None) -> VolumeSnapshotInfo:
         info = self._get(name)

@@ -7,13 +7,18 @@ import contextlib
 import tempfile
 import threading
 from collections.abc import Callable, Coroutine, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from tests.fakes.engine import FakeEngine
 from torpor.access import Access, open_access
 from torpor.base.home import Home
+from torpor.base.ids import new_id
+from torpor.databases.desk import DatabaseDesk, open_databases
+from torpor.db.databases import DatabaseRow
 from torpor.model_access import Scope
+from torpor.model_databases import DatabaseId
 from torpor.recovery.desk import Recovery
 from torpor.server.app import serving_app
 from torpor.server.daemon import listening
@@ -30,6 +35,7 @@ class ServerThread:
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="torpor-fake.")
         self.engine = FakeEngine(folder=Path(self._folder.name))
+        self.databases: DatabaseDesk | None = None
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
@@ -43,6 +49,23 @@ class ServerThread:
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` in the server's loop."""
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(30)
+
+    def add_database(self, name: str, workspace: str) -> str:
+        """Let there be a database, without a machine; return its id."""
+        row = DatabaseRow(
+            id=DatabaseId(new_id("db")),
+            name=name,
+            workspace=workspace,
+            created_at=datetime.now(UTC),
+            state="ready",
+            size_bytes=1 << 30,
+            ram_mib=512,
+            vcpus=1,
+            port=1,
+        )
+        assert self.databases is not None
+        self.run(self.databases._shelf.insert(row))
+        return row.id
 
     def guest(self, sandbox_id: str):  # type: ignore[no-untyped-def]
         """Return the fake guest of a sandbox."""
@@ -90,7 +113,8 @@ def serving(home: Home) -> Iterator[ServerThread]:
     server = ServerThread()
     access = open_access(home)
     recovery = server.run(_recovery(home, server.engine))
-    app = serving_app(server.engine, access, recovery)
+    databases = server.databases = server.run(_databases(home, server.engine))
+    app = serving_app(server.engine, access, recovery, databases)
     context = listening(server.run(app.__aenter__()), listen_unix(home.socket), UnixDoor())
     server.run(context.__aenter__())
     try:
@@ -98,6 +122,7 @@ def serving(home: Home) -> Iterator[ServerThread]:
     finally:
         server.run(context.__aexit__(None, None, None))
         server.run(app.__aexit__(None, None, None))
+        server.run(databases.aclose())
         server.run(recovery.aclose())
         access.close()
         server.close()
@@ -109,6 +134,12 @@ async def _recovery(home: Home, engine: FakeEngine) -> Recovery:
     return recovery
 
 
+async def _databases(home: Home, engine: FakeEngine) -> DatabaseDesk:
+    databases = open_databases(home, engine)
+    await databases.start()
+    return databases
+
+
 @contextlib.contextmanager
 def serving_tcp(home: Home, **door: Any) -> Iterator[Tcp]:
     """Serve a fake engine on a TCP port."""
@@ -118,7 +149,8 @@ def serving_tcp(home: Home, **door: Any) -> Iterator[Tcp]:
     listener = listen_tcp("127.0.0.1", 0)
     port = listener.getsockname()[1]
     recovery = server.run(_recovery(home, server.engine))
-    app = serving_app(server.engine, access, recovery)
+    databases = server.databases = server.run(_databases(home, server.engine))
+    app = serving_app(server.engine, access, recovery, databases)
     context = listening(server.run(app.__aenter__()), listener, TcpDoor(access, Hosts(), **door))
     server.run(context.__aenter__())
     try:
@@ -126,6 +158,7 @@ def serving_tcp(home: Home, **door: Any) -> Iterator[Tcp]:
     finally:
         server.run(context.__aexit__(None, None, None))
         server.run(app.__aexit__(None, None, None))
+        server.run(databases.aclose())
         server.run(recovery.aclose())
         access.close()
         server.close()

@@ -47,6 +47,11 @@ class Home:
         return self.root / "changes"
 
     @property
+    def databases(self) -> Path:
+        """Databases' passwords, one file each, for its owner alone; made when needed."""
+        return self.root / "databases"
+
+    @property
     def socket(self) -> Path:
         """The daemon's Unix socket, mode 0600."""
         return self.root / "torpord.sock"

@@ -7,6 +7,7 @@ import re
 KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(|s|m|min|h|d)")
 
 
@@ -18,6 +19,15 @@ def format_bytes(size_bytes: float) -> str:
             return f"{size:.0f} {unit}" if unit == "B" or size >= 10 else f"{size:.1f} {unit}"
         size /= 1024
     return f"{size:.1f} TiB"
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes that `1g`, `512m`, `1.5GiB` or `4096` mean. Raises `ValueError`."""
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f"{text!r} is no size; such as 512m, 1g or 1.5g is wanted")
+    unit = {"": 1, "k": KIB, "m": MIB, "g": GIB, "t": 1 << 40}[found[2].lower()]
+    return int(float(found[1]) * unit)
 
 
 def parse_seconds(text: str) -> float:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-Unit = Literal["ms", "MiB", "MiB/s"]
+Unit = Literal["ms", "MiB", "MiB/s", "1/s"]
 
 GoalKind = Literal["ratio at most", "ratio at least", "more by at most", "at most"]
 

@@ -57,6 +57,7 @@ COMMANDS: dict[str, Lazy] = {
     "preview": Lazy("torpor.cli.ports", "preview", "Print a link to a port, for a browser."),
     "cp": Lazy("torpor.cli.files", "cp", "Copy files and folders in and out of a sandbox."),
     "volume": Lazy("torpor.cli.volumes", "app", "Storage that outlives sandboxes."),
+    "db": Lazy("torpor.cli.databases", "app", "PostgreSQL databases that outlive machines."),
     "template": Lazy("torpor.cli.templates", "app", "Build and look after templates."),
     "memory": Lazy("torpor.cli.memory", "app", "What agents know: look, correct, forget."),
     "doctor": Lazy("torpor.cli.system", "doctor", "Say what this host has and what is missing."),

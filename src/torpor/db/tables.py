@@ -124,3 +124,17 @@ volume_snapshot = Table(
     Column("disk", Text, nullable=False),
 )
 Index("ix_volume_snapshot_volume_id", volume_snapshot.c.volume_id)
+
+database = Table(
+    "database",
+    metadata,
+    Column("id", String(32), primary_key=True),
+    Column("workspace", String(64), nullable=False),
+    # unique in its workspace
+    Column("name", String(64), nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    # the rest of `db.databases.DatabaseRow`; no password
+    Column("facts", Text, nullable=False),
+)
+Index("uq_database_workspace_name", database.c.workspace, database.c.name, unique=True)

@@ -10,6 +10,7 @@ from typing_extensions import override
 from torpor.guest.channel import Channel
 from torpor.guest.execs import ExecCalls
 from torpor.guest.files import FileCalls
+from torpor.guest.inlets import InletCalls
 from torpor.guest.inventories import InventoryCalls
 from torpor.guest.memory import MemoryCalls
 from torpor.guest.ports import PortCalls
@@ -25,6 +26,7 @@ SILENCE_LIMIT_S: Final = 30.0
 class GuestClient(
     ExecCalls,
     FileCalls,
+    InletCalls,
     InventoryCalls,
     MemoryCalls,
     PortCalls,

@@ -167,6 +167,29 @@ class Guest(Protocol):
         """
         ...
 
+    async def serve_inlet(
+        self,
+        port: int,
+        serve: Callable[[PortStream], Awaitable[None]],
+        *,
+        listens: Callable[[], None] = ...,
+    ) -> None:
+        """Listen on a port of the guest's loopback and serve what its programs connect to it, until the channel is cut.
+
+        At most 64 connections are served at once; more wait in the guest, and are closed there after 30 s.
+
+        Args:
+            port: 1 to 65535; nothing in the guest may listen there.
+            serve: carries one connection; its failure ends that connection alone.
+            listens: called when the port can be connected to.
+
+        Raises:
+            Conflict: something in the guest listens there.
+            HostNotReady: the agent in the machine is too old.
+            GuestUnreachable: the channel was cut or closed.
+        """
+        ...
+
     async def stat(self, path: str) -> FileInfo:
         """Return what `path` (absolute) is; a symlink is not followed."""
         ...

@@ -6,12 +6,12 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from torpor.base import tracing
 from torpor.base.aio import Supervisor, finish
@@ -211,6 +211,17 @@ class Engine:
             report=parts.report,
             quota_bytes=quota_of(os.environ.get("TORPOR_MEMORY_MAX_MIB_PER_AGENT")),
         ).attend
+
+    def attend_too(self, attend: Callable[[Any, Guest], Coroutine[Any, Any, None]]) -> None:
+        """Have `attend` called, before anything else, with each machine whose guest was connected, and the guest."""
+        first = self._parts.attend
+
+        async def both(machine: Any, guest: Guest) -> None:
+            await attend(machine, guest)
+            if first is not None:
+                await first(machine, guest)
+
+        self._parts.attend = both
 
     async def start(self) -> None:
         """Adopt what an earlier daemon left, and begin."""

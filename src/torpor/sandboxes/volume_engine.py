@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from torpor.base.fsio import free_bytes
+from torpor.base.ids import check_name
 from torpor.base.units import format_bytes
 from torpor.db.volumes import VolumeRow
 from torpor.errors import (
@@ -87,6 +88,14 @@ class EngineVolumes:
             desk.check_new(name, size, workspace)
             await self._check_room(size)
             return await desk.info(await desk.create(name, size, workspace))
+
+    async def check_new(
+        self, name: str, size_gib: float, *, workspace: str = DEFAULT_WORKSPACE
+    ) -> None:
+        """Raise what forbids a new volume of that name and size."""
+        size = size_of_gib(size_gib)
+        self._parts.volumes.check_new(name, size, workspace)
+        await self._check_room(size)
 
     async def list(self) -> tuple[VolumeInfo, ...]:
         """Return all volumes, by name."""
@@ -200,11 +209,21 @@ class EngineVolumes:
             made = await desk.clone(point, new_name, parent=row.id, workspace=row.workspace)
         return await desk.info(made)
 
-    async def keep(self, name: str) -> VolumeInfo:
-        """Let a volume that was made for a fork outlive it."""
+    async def keep(self, name: str, *, new_name: str | None = None) -> VolumeInfo:
+        """Let a volume that was made for a fork outlive it, under another name if one is given."""
         desk = self._parts.volumes
         row = desk.shelf.get(name)
-        return await desk.info(await desk.shelf.change(row.id, lambda r: replace(r, bound_to=None)))
+        if new_name is not None:
+            check_name(new_name, "volume")
+
+        def edit(found: VolumeRow) -> VolumeRow:
+            named = found.name if new_name is None else new_name
+            other = desk.shelf.find(named, found.workspace)
+            if other is not None and other.id != found.id:
+                raise Conflict(f"there is a volume {named} already", hint="choose another name")
+            return replace(found, bound_to=None, name=named)
+
+        return await desk.info(await desk.shelf.change(row.id, edit))
 
     async def attach(
         self, sandbox_id: SandboxId, mount: VolumeMount, *, repair: bool = False

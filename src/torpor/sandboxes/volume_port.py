@@ -28,6 +28,12 @@ class VolumesPort(Protocol):
         """
         ...
 
+    async def check_new(
+        self, name: str, size_gib: float, *, workspace: str = DEFAULT_WORKSPACE
+    ) -> None:
+        """Raise what `create` would raise for that name and size; nothing is made."""
+        ...
+
     async def list(self) -> tuple[VolumeInfo, ...]:
         """Return all volumes, by name."""
         ...
@@ -56,8 +62,13 @@ class VolumesPort(Protocol):
         """
         ...
 
-    async def keep(self, name: str) -> VolumeInfo:
-        """Let a volume that was made for a restored or forked sandbox stay when that is deleted. Idempotent."""
+    async def keep(self, name: str, *, new_name: str | None = None) -> VolumeInfo:
+        """Let a volume that was made for a restored or forked sandbox stay when that is deleted. Idempotent.
+
+        Args:
+            name: which.
+            new_name: what it is called from now on; None: as before. Raises `Conflict` when that is taken.
+        """
         ...
 
     async def snapshot(self, name: str, *, label: str | None = None) -> VolumeSnapshotInfo:

@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 
 from torpor import __version__
 from torpor.access.opening import Access
+from torpor.databases.desk import DatabaseDesk
 from torpor.errors import InvalidRequest, NotFound, TorporError
 from torpor.recovery.desk import Recovery
 from torpor.sandboxes.port import EnginePort
@@ -47,15 +48,16 @@ from torpor.server.routes import (
     tokens,
     volumes,
 )
+from torpor.server.routes import databases as databases_routes
 from torpor.server.routes import metrics as metrics_routes
 
 
 @asynccontextmanager
 async def serving_app(
-    engine: EnginePort, access: Access, recovery: Recovery
+    engine: EnginePort, access: Access, recovery: Recovery, databases: DatabaseDesk
 ) -> AsyncIterator[FastAPI]:
     """Enter with the app for all listeners of `engine`; what it holds is let go at the end."""
-    app = create_app(engine, access, recovery)
+    app = create_app(engine, access, recovery, databases)
     try:
         await app.state.builds.start()
         yield app
@@ -66,7 +68,10 @@ async def serving_app(
 
 
 def create_app(
-    engine: EnginePort, access: Access | None = None, recovery: Recovery | None = None
+    engine: EnginePort,
+    access: Access | None = None,
+    recovery: Recovery | None = None,
+    databases: DatabaseDesk | None = None,
 ) -> FastAPI:
     """Return the app that serves `engine`. A gate before it must say who asks; see `Gate`.
 
@@ -74,6 +79,7 @@ def create_app(
         engine: what is served.
         access: the home's tokens; None: only to describe the routes.
         recovery: changes to the sandboxes; None: as above.
+        databases: the databases on it; None: as above.
     """
     app = FastAPI(
         title="Torpor",
@@ -100,6 +106,7 @@ def create_app(
     app.state.access = access
     app.state.recovery = recovery
     app.state.builds = None if recovery is None else BuildDesk(recovery.home, engine)
+    app.state.databases = databases
     app.state.open_tcp = None
     app.state.listeners = Listeners()
     if access is not None:
@@ -111,6 +118,7 @@ def create_app(
         snapshots.router,
         changes.router,
         volumes.router,
+        databases_routes.router,
         inventories.router,
         family.router,
         checks.router,

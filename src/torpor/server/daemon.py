@@ -164,6 +164,7 @@ def _daemon_lock(home: Home) -> Iterator[None]:
 
 
 async def _serve(options: Options, ready: _ReadyPipe) -> None:
+    from torpor.databases.desk import open_databases
     from torpor.recovery.inventory import before_snapshots
     from torpor.sandboxes.engine import open_engine
 
@@ -175,11 +176,15 @@ async def _serve(options: Options, ready: _ReadyPipe) -> None:
         stack.push_async_callback(engine.aclose)
         access = open_access(home)
         stack.callback(access.close)
+        databases = open_databases(home, engine)
+        engine.attend_too(databases.attend)
         await engine.start()
         recovery = Recovery(home, engine)
         stack.push_async_callback(recovery.aclose)
         await recovery.start()
-        app = await stack.enter_async_context(serving_app(engine, access, recovery))
+        stack.push_async_callback(databases.aclose)
+        await databases.start()
+        app = await stack.enter_async_context(serving_app(engine, access, recovery, databases))
         app.state.access_log = AccessLog()
         stack.enter_context(app.state.access_log.into(home.access_log))
         app.state.open_tcp = lambda host, port, names: _tcp(app, access, host, port, names, per_s)

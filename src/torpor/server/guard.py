@@ -12,6 +12,7 @@ from typing import cast
 from starlette.requests import HTTPConnection
 
 from torpor.access.principal import Principal
+from torpor.databases.desk import DatabaseDesk
 from torpor.errors import NotAllowed, NotFound
 from torpor.model import SandboxId, SnapshotId
 from torpor.recovery.changes.acts import no_change
@@ -19,6 +20,7 @@ from torpor.recovery.desk import Recovery
 from torpor.server.compat.lookup import check_sandbox, check_snapshot
 from torpor.server.scopes import HOST, scope_of
 from torpor.server.view import EngineView
+from torpor.server.view_databases import DatabasesView
 
 Check = Callable[[HTTPConnection, EngineView, str], Awaitable[object]]
 
@@ -33,9 +35,15 @@ async def _owns_change(connection: HTTPConnection, view: EngineView, change_id: 
         raise no_change(change_id) from exc
 
 
+async def _owns_database(connection: HTTPConnection, _view: EngineView, name: str) -> None:
+    """Raise `NotFound` for a database that the request does not see."""
+    await databases_of(connection).id_of(name)
+
+
 OWNED: Mapping[str, Check] = {
     "change_id": _owns_change,
     "sandbox": check_sandbox,
+    "database": _owns_database,
     "sandbox_id": lambda _, view, found: view.get(SandboxId(found)),
     "snap": check_snapshot,
     "snapshot_id": lambda _, view, found: view.get_snapshot(SnapshotId(found)),
@@ -60,6 +68,12 @@ def view_of(connection: HTTPConnection) -> EngineView:
         connection.app.state.metrics,
         getattr(connection.state, "plan", None),
     )
+
+
+def databases_of(connection: HTTPConnection) -> DatabasesView:
+    """Return the databases as the request sees them."""
+    desk = cast(DatabaseDesk, connection.app.state.databases)
+    return DatabasesView(desk, principal_of(connection), view_of(connection).get)
 
 
 async def guard(connection: HTTPConnection) -> None:

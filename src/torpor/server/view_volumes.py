@@ -60,6 +60,12 @@ class VolumesView:
         """Make a volume in the workspace."""
         return await self._volumes.create(name, size_gib, workspace=self._principal.workspace)
 
+    async def check_new(
+        self, name: str, size_gib: float, *, workspace: str = DEFAULT_WORKSPACE
+    ) -> None:
+        """Raise what forbids a new volume of the workspace."""
+        await self._volumes.check_new(name, size_gib, workspace=self._principal.workspace)
+
     async def get(self, name: str) -> VolumeInfo:
         """Return a volume of the workspace."""
         return await self._volumes.get(await self.id_of(name))
@@ -72,9 +78,9 @@ class VolumesView:
         """Make a volume of the workspace larger."""
         return await self._volumes.grow(await self.id_of(name), size_gib)
 
-    async def keep(self, name: str) -> VolumeInfo:
+    async def keep(self, name: str, *, new_name: str | None = None) -> VolumeInfo:
         """Let a volume of the workspace stay."""
-        return await self._volumes.keep(await self.id_of(name))
+        return await self._volumes.keep(await self.id_of(name), new_name=new_name)
 
     async def snapshot(self, name: str, *, label: str | None = None) -> VolumeSnapshotInfo:
         """Take a snapshot of a volume of the workspace."""

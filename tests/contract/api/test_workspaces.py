@@ -32,6 +32,7 @@ PREFIXES = {
     "sandbox_id": "sbx",
     "snap": "snap",
     "snapshot_id": "snap",
+    "database": "db",
     "volume": "vol",
     "snapshot": "vsnap",
 }
@@ -51,6 +52,9 @@ BODIES: dict[str, dict[str, Any]] = {
     "set_lifecycle": {"ttl_seconds": 9},
     "grow_volume": {"size_gib": 2},
     "clone_volume": {"name": "other"},
+    "attach_database": {"sandbox_id": "{sandbox_id}"},
+    "clone_database": {"name": "other"},
+    "grow_database": {"size": "2g"},
     "attach_volume": {"volume": "{volume}", "path": "/data"},
 }
 """What a route's body needs to be valid."""
@@ -79,7 +83,9 @@ class World:
         self.volume = self.ours.post("/v1/volumes", json={"name": "mine"}).json()["id"]
         point = self.ours.post(f"/v1/volumes/{self.volume}/snapshots", json={})
         self.point = point.json()["id"]
+        self.database = tcp.server.add_database("mine", "ours")
         self.ids = {
+            "database": self.database,
             "change_id": self.change,
             "sandbox": self.sandbox,
             "sandbox_id": self.sandbox,

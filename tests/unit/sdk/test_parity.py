@@ -7,6 +7,7 @@ import inspect
 import pytest
 
 from torpor.sdk.changes import AsyncChange
+from torpor.sdk.databases import AsyncDatabase
 from torpor.sdk.dual import dual
 from torpor.sdk.files import AsyncFilesystem
 from torpor.sdk.hold import AsyncHold, Hold
@@ -14,6 +15,7 @@ from torpor.sdk.process import AsyncProcess
 from torpor.sdk.sandbox import AsyncSandbox
 from torpor.sdk.snapshots import AsyncSnapshot
 from torpor.sdk.sync_changes import Change
+from torpor.sdk.sync_databases import Database
 from torpor.sdk.sync_files import Filesystem
 from torpor.sdk.sync_process import Process
 from torpor.sdk.sync_sandbox import Sandbox
@@ -31,6 +33,7 @@ PAIRS = [
     (AsyncHold, Hold),
     (AsyncChange, Change),
     (AsyncTemplates, Templates),
+    (AsyncDatabase, Database),
     (AsyncVolume, Volume),
 ]
 DUALS = {

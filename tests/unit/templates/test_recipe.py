@@ -24,7 +24,7 @@ def refused(folder: Path, text: str) -> InvalidRequest:
 
 
 def test_shipped_recipes_are_whole() -> None:
-    assert recipe.shipped_names() == ("agent", "base")
+    assert recipe.shipped_names() == ("agent", "base", "postgres")
     base = recipe.load(recipe.find("base"))
     assert base.suite == "trixie"
     assert {"systemd-sysv", "python3", "git", "curl", "cron"} <= set(base.packages)

@@ -12,7 +12,8 @@ from torpor.access.ledger import Plan
 from torpor.base.aio import Supervisor, finish
 from torpor.sandboxes.port import EnginePort
 from torpor.server.execs import ExecDesk
-from torpor.server.guard import view_of
+from torpor.server.guard import databases_of, view_of
+from torpor.server.view_databases import DatabasesView
 from torpor.server.wire import ErrorWire
 
 T = TypeVar("T")
@@ -37,6 +38,11 @@ def engine_of(request: Request) -> EnginePort:
     return view_of(request)
 
 
+def databases_view(request: Request) -> DatabasesView:
+    """Return the databases as the request sees them."""
+    return databases_of(request)
+
+
 def planned_tree(request: Request) -> str | None:
     """Return the id that a fork's tree is to have; None: any."""
     plan: Plan | None = getattr(request.state, "plan", None)
@@ -50,6 +56,7 @@ def desk_of(request: Request) -> ExecDesk:
 
 Engine = Annotated[EnginePort, Depends(engine_of)]
 Desk = Annotated[ExecDesk, Depends(desk_of)]
+Databases = Annotated[DatabasesView, Depends(databases_view)]
 PlannedTree = Annotated[str | None, Depends(planned_tree)]
 
 

@@ -1,0 +1,192 @@
+"""PostgreSQL inside a database's machine, by its own programs: start, stop, statements."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+from collections.abc import AsyncIterator, Sequence
+from datetime import UTC, datetime
+from typing import Final
+
+from torpor.base.ids import new_id
+from torpor.errors import GuestFailed, LimitExceeded, NotFound, OperationTimeout
+from torpor.guest.port import Guest
+from torpor.model import ExecEnded, ExecId, ExecOutput, ExecSpec
+
+TEMPLATE: Final = "postgres"
+PLACE: Final = "/srv/postgres"
+"""Where the machine has the volume."""
+SOURCE: Final = "/srv/source"
+"""Where a machine that goes back in time has the volume whose log it follows."""
+PORT: Final = 5432
+BIN: Final = "/usr/lib/postgresql/17/bin"
+UNIT: Final = "torpor-postgres"
+
+STATEMENT_S: Final = 120.0
+_STOP_S: Final = 330.0
+START_S: Final = 3600.0
+"""A log of gigabytes takes long to replay."""
+_OUTPUT_MOST: Final = 1 << 20
+_TOLD: Final = 1500
+
+_START = f"""
+systemctl start {UNIT} || {{
+    journalctl -u {UNIT} -n 20 -o cat --no-pager >&2
+    systemctl stop {UNIT}
+    exit 1
+}}"""
+_END_SESSIONS = (
+    "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity"
+    " WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
+)
+_CHECKPOINT = "SELECT pg_walfile_name(redo_lsn) FROM pg_control_checkpoint()"
+
+
+async def run(
+    guest: Guest,
+    command: str | Sequence[str],
+    *,
+    user: str = "root",
+    timeout_s: float = STATEMENT_S,
+) -> str:
+    """Run a command in the machine and return what it printed; nothing of it is kept there.
+
+    Raises:
+        GuestFailed: it ended with another status than 0; the message ends with what it said.
+        OperationTimeout: it took too long, and was killed.
+    """
+    exec_id = ExecId(new_id("exec"))
+    given = command if isinstance(command, str) else tuple(command)
+    spec = ExecSpec(command=given, user=user, cwd="/", timeout_seconds=timeout_s)
+    out, err, ended = bytearray(), bytearray(), None
+    async with guest.exec_run(exec_id, spec) as events:
+        async for event in events:
+            if isinstance(event, ExecOutput):
+                kept = out if event.stream == "stdout" else err
+                kept += event.data
+                if len(kept) > _OUTPUT_MOST:
+                    raise LimitExceeded(f"the command printed more than {_OUTPUT_MOST} bytes")
+            elif isinstance(event, ExecEnded):
+                ended = event.info
+    if "exec.drop" in guest.info.capabilities:
+        await guest.exec_drop(exec_id)
+    if ended is not None and ended.timed_out:
+        raise OperationTimeout(f"PostgreSQL's machine took longer than {timeout_s:g} s")
+    if ended is None or ended.exit_code != 0:
+        said = err.decode("utf-8", "replace").strip()[-_TOLD:]
+        raise GuestFailed(f"PostgreSQL's machine refused: {said or 'without a word'}")
+    return out.decode("utf-8", "replace").strip()
+
+
+async def sql(guest: Guest, *statements: str, timeout_s: float = STATEMENT_S) -> str:
+    """Run statements one after the other, each by itself, and return what they printed. Raises as `run`."""
+    return await run(guest, _psql(statements), user="postgres", timeout_s=timeout_s)
+
+
+def _psql(statements: Sequence[str]) -> list[str]:
+    words = [f"{BIN}/psql", "-X", "-A", "-t", "-q", "-w", "-v", "ON_ERROR_STOP=1", "-d", "postgres"]
+    return words + [word for statement in statements for word in ("-c", statement)]
+
+
+async def start(guest: Guest) -> None:
+    """Start the server and return when it takes connections. Raises `GuestFailed` with the end of its log."""
+    await run(guest, _START, timeout_s=START_S)
+
+
+async def configure(guest: Guest) -> None:
+    """Let the server's settings follow the machine's memory and the volume's size as they are now."""
+    await run(guest, f"/usr/lib/torpor/postgres/configure && systemctl reload-or-restart {UNIT}")
+
+
+async def stop(guest: Guest) -> None:
+    """Stop the server cleanly: sessions are ended, and all is on the volume."""
+    await run(guest, f"systemctl stop {UNIT} && sync -f {PLACE}", timeout_s=_STOP_S)
+
+
+async def set_password(guest: Guest, verifier: str) -> None:
+    """Give the role a password, by its verifier, and end the sessions that were begun with another."""
+    await sql(guest, _password(verifier), _END_SESSIONS)
+
+
+def _password(verifier: str) -> str:
+    return f"ALTER ROLE postgres PASSWORD '{verifier}'"
+
+
+async def checkpoint(guest: Guest) -> str:
+    """Write all to the volume; return the segment of the log that a recovery from here begins with."""
+    return _segment(await sql(guest, "CHECKPOINT", _CHECKPOINT))
+
+
+def _segment(text: str) -> str:
+    found = text.strip()
+    if len(found) != 24 or set(found) - set("0123456789ABCDEF"):
+        raise GuestFailed(f"PostgreSQL names a segment of its log {found[:80]!r}")
+    return found
+
+
+async def begin_anew(guest: Guest, verifier: str) -> str:
+    """Make a copied server a database of its own: its password, no sessions of others, an empty archive.
+
+    Returns the segment of the log that a recovery begins with.
+    """
+    statements = (_password(verifier), _END_SESSIONS, "CHECKPOINT", _CHECKPOINT)
+    program = f"rm -rf {PLACE}/archive/* && exec {shlex.join(_psql(statements))}"
+    return _segment((await run(guest, program, user="postgres")).rpartition("\n")[2])
+
+
+async def mark(guest: Guest) -> datetime:
+    """Write a commit to the log, and end its segment; return the machine's time before it."""
+    text = await sql(
+        guest,
+        "SELECT extract(epoch FROM now())",
+        "SELECT pg_current_xact_id()",
+        "SELECT pg_switch_wal()",
+    )
+    try:
+        return datetime.fromtimestamp(float(text.partition("\n")[0]), UTC)
+    except (ValueError, OverflowError) as exc:
+        raise GuestFailed(f"PostgreSQL says that it is {text[-80:]!r}") from exc
+
+
+async def recover(guest: Guest, target_time: datetime) -> None:
+    """Start a server that replays the log at `SOURCE` up to a time, and return when it takes connections.
+
+    Raises:
+        GuestFailed: the log does not reach that time; the message has the server's own words.
+    """
+    settings = f"""recovery_target_time = '{target_time.astimezone(UTC).isoformat()}'
+recovery_target_action = 'promote'
+hot_standby = off
+"""
+    program = f"""
+install -d -m 0755 /run/torpor-postgres
+printf %s {shlex.quote(settings)} >/run/torpor-postgres/recovery.conf
+rm -rf {PLACE}/archive
+install -o postgres -g postgres -m 0600 /dev/null {PLACE}/data/recovery.signal
+sync -f {PLACE}
+{_START}
+rm -f /run/torpor-postgres/recovery.conf
+"""
+    await run(guest, program, timeout_s=START_S)
+
+
+async def trim(guest: Guest, oldest: str) -> None:
+    """Remove the archived segments of the log that are older than `oldest`."""
+    await run(guest, [f"{BIN}/pg_archivecleanup", f"{PLACE}/archive", oldest], user="postgres")
+
+
+@contextlib.asynccontextmanager
+async def dumped(guest: Guest, database: str) -> AsyncIterator[str]:
+    """Enter with the path of a dump in the machine, on its own disk; it is removed at the end."""
+    path = f"/var/tmp/{new_id('exec')}.dump"  # noqa: S108 - in the machine; nobody else knows the name
+    try:
+        await run(
+            guest,
+            [f"{BIN}/pg_dump", "-Fc", "-w", "-f", path, "-d", database],
+            user="postgres",
+            timeout_s=START_S,
+        )
+        yield path
+    finally:
+        with contextlib.suppress(NotFound, GuestFailed):
+            await guest.remove(path)
