@@ -172,3 +172,30 @@ def test_what_was_held_is_kept_for_the_next_daemon(tmp_path: Path) -> None:
         assert list(home.changes.iterdir()) == []
 
     asyncio.run(main())
+
+
+def test_inventory_checks_before_a_change_say_what_will_be_compared() -> None:
+    text = "folders: false\nrequired: {inventory: {skills: superset, debian: equal}}"
+    spec = ChangeSpec(reason="x", command="y", checks=text, profile="hermes")
+
+    async def main() -> tuple[Look, Look]:
+        engine = FakeEngine()
+        box = await engine.create(SandboxSpec(template="base"))
+        guest = engine.sandboxes[box.id].guest
+        guest.cut_kinds = {"debian"}
+        looker = Looker(engine, SystemClock())
+        try:
+            before = await looker.look(box.id, spec, "before", before=None, progress=lambda _: None)
+            del guest.held["skills"]["mail"]
+            held = before.holdings
+            after = await looker.look(box.id, spec, "after", before=held, progress=lambda _: None)
+        finally:
+            await engine.aclose()
+        return before, after
+
+    before, after = asyncio.run(main())
+    assert before.checks is not None
+    assert [check.outcome for check in before.checks.results] == ["pass", "inconclusive"]
+    assert "does not list all debian" in before.checks.results[1].reason
+    assert after.checks is not None
+    assert [check.outcome for check in after.checks.results] == ["fail", "inconclusive"]

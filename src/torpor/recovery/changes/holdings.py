@@ -116,6 +116,18 @@ class Holdings:
 
         return Baseline(before=self.inventory, take=taken)
 
+    def as_baseline(self) -> Baseline:
+        """Return what `inventory` checks compare with in the look that this was taken in: nothing differs yet.
+
+        What could not be listed, and so will not be compared after the change either, is told by them already.
+        """
+        from torpor.recovery.checks.baseline import Baseline
+
+        async def taken() -> Inventory:
+            return self.inventory
+
+        return Baseline(before=self.inventory, take=taken)
+
     def turn(self) -> TurnSpec | None:
         """Return the agent's turn as the profile names it, for `turn` checks."""
         from torpor.recovery.checks import turn_of

@@ -147,10 +147,15 @@ class Looker:
             plan = plan_of(spec)
             if plan is not None:
                 profile = holdings or before
+                baseline = None
+                if before is not None:
+                    baseline = before.baseline(guest, self._clock.now())
+                elif holdings is not None:
+                    baseline = holdings.as_baseline()
                 report = await run_checks(
                     plan,
                     probe,
-                    inventory=None if before is None else before.baseline(guest, self._clock.now()),
+                    inventory=baseline,
                     turn=None if profile is None else profile.turn(),
                     progress=progress,
                     sandbox_id=sandbox_id,
