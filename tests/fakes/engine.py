@@ -68,7 +68,7 @@ from torpor.sandboxes.events import EventLog
 from torpor.sandboxes.memories import AgentMemories
 from torpor.sandboxes.memory_moves import FollowingMemory
 from torpor.sandboxes.missing import no_sandbox
-from torpor.sandboxes.requests import check_agent
+from torpor.sandboxes.requests import check_agent, check_lease
 
 CHUNK_BYTES = 64 << 10
 
@@ -478,6 +478,7 @@ class FakeEngine(FakeSnapshots):
     async def set_ttl(
         self, sandbox_id: SandboxId, ttl_seconds: int | None, *, on_timeout: OnTimeout | None = None
     ) -> SandboxInfo:
+        check_lease(ttl_seconds, on_timeout)
         sandbox = self._found(sandbox_id)
         ends = None if ttl_seconds is None else datetime.now(UTC) + timedelta(seconds=ttl_seconds)
         sandbox.info = replace(
