@@ -9,6 +9,7 @@
     │   ├── WrongState            409  the object exists but its state forbids the request
     │   ├── GenerationChanged     409  the machine was put back meanwhile; what was asked of it is void
     │   ├── SnapshotUnusable      409  a snapshot's RAM cannot go on on this host
+    │   ├── KernelMissing         409  the sandbox's template has no interpreter for such code
     │   ├── VolumeHeld            409  a volume is attached in a way that forbids this
     │   ├── OutsideArchive        409  a database's archived log does not reach that time
     │   └── Busy                  409  another request holds the object; try again
@@ -62,6 +63,7 @@ __all__ = [
     "HostNotReady",
     "InsufficientResources",
     "InvalidRequest",
+    "KernelMissing",
     "KeyReused",
     "LimitExceeded",
     "NotAllowed",
@@ -149,6 +151,12 @@ class SnapshotUnusable(Conflict):
     """Raised when a snapshot's RAM was saved by another driver, version or CPU than this host has."""
 
     code, http_status, exit_code = "snapshot.unusable", 409, 89
+
+
+class KernelMissing(Conflict):
+    """Raised when a sandbox has no interpreter for the language of a code context; the hint names a template that has."""
+
+    code, http_status, exit_code = "context.kernel_missing", 409, 104
 
 
 class VolumeHeld(Conflict):

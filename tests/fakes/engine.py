@@ -97,6 +97,8 @@ class FakeGuest(FakePorts, FakeInventories):
         super().__init__()
         self.env = env
         self.execs: dict[ExecId, FakeExec] = {}
+        self.dropped: list[FakeExec] = []
+        """What it was told to keep nothing of."""
         self.files = FakeFiles()
         self.packages: dict[str, str] | None = {"base-files": "13"}
         """None: it has no dpkg."""
@@ -131,7 +133,7 @@ class FakeGuest(FakePorts, FakeInventories):
         return GuestInfo(
             agent_version="fake",
             protocol_version=1,
-            capabilities=frozenset(),
+            capabilities=frozenset({"exec.drop"}),
             boot_id=self.boot_id,
             agent_pid=1,
         )
@@ -224,6 +226,13 @@ class FakeGuest(FakePorts, FakeInventories):
         for key in ended:
             del self.execs[key]
         return len(ended)
+
+    async def exec_drop(self, exec_id: ExecId) -> bool:
+        found = self.execs.get(exec_id)
+        if found is None or found.state == "running":
+            return False
+        self.dropped.append(self.execs.pop(exec_id))
+        return True
 
     async def processes(self) -> list[ProcessInfo]:
         init = ProcessInfo(
@@ -464,6 +473,7 @@ class FakeEngine(FakeSnapshots):
         sandbox = self._found(sandbox_id)
         for found in sandbox.guest.execs.values():
             found.kill(9)
+        self.volumes.release(sandbox_id)
         return self._set(sandbox_id, SandboxState.DELETED)
 
     async def pause(self, sandbox_id: SandboxId, *, holder: str | None = None) -> SandboxInfo:

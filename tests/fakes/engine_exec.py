@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import itertools
+import json
 import shlex
 from collections import Counter
 from datetime import UTC, datetime
@@ -167,6 +168,10 @@ class FakeExec:
                 for name, version in self._packages.items():
                     self._out(f"{name}\t{version}\tinstalled\n".encode())
                 self._out(b"gone\t1\tconfig-files\n")
+            case ["python3", "-I", program, folder, language] if program.endswith("/serve.py"):
+                await self._serve_code(folder, language)
+            case ["python3", "-I", "-S", program, folder] if program.endswith("/ask.py"):
+                await self._answer_code(folder)
             case ["mark", name]:
                 self._marks[name] += 1
             case ["lost"]:
@@ -176,6 +181,56 @@ class FakeExec:
             case _:
                 return self._say(argv)
         return 0
+
+    async def _serve_code(self, folder: str, language: str) -> None:
+        """Be the program behind a code context: ready, until it is ended."""
+        if language == "python" and self._packages is None:
+            self._out(b'{"missing": "No module named ipykernel"}\n')
+            raise _Exit(4)
+        self._files.mkdir(folder, parents=True, mode=0o700)
+        self._out(b'{"ready": true}\n')
+        while folder in self._files.nodes:
+            await asyncio.sleep(0.01)
+
+    async def _answer_code(self, folder: str) -> None:
+        """Answer one request to it; code is commands of ours, `raise NAME`, `show MIME TEXT` or `limit`."""
+        asked = b""
+        while data := await self._stdin.get():
+            asked += data
+        request = json.loads(asked)
+        if folder not in self._files.nodes:
+            self.stderr += b"the context does not answer\n"
+            raise _Exit(3)
+        if request["op"] == "stop":
+            del self._files.nodes[folder]
+        done = {"kind": "done", "status": "ok", "execution_count": 1, "was_busy": False}
+        if request["op"] == "run":
+            self._say_code({"kind": "started"})
+            for line in request["code"].splitlines():
+                done |= await self._code_line(line.split(" "))
+        self._say_code(done)
+
+    async def _code_line(self, words: list[str]) -> dict[str, object]:
+        match words:
+            case ["raise", name]:
+                said = {"name": name, "value": "why", "traceback": f"Traceback\n{name}: why"}
+                self._say_code({"kind": "error", **said})
+                return {"status": "error"}
+            case ["show", mime, *text]:
+                data = {mime: " ".join(text), "text/plain": "shown"}
+                self._say_code({"kind": "result", "data": data, "main": True})
+            case ["limit"]:
+                return {"status": "timeout", "restarted": True}
+            case ["nonsense"]:
+                self._out(b"[1]\n")
+            case ["sleep", seconds]:
+                await asyncio.sleep(float(seconds))
+            case _:
+                self._say_code({"kind": "stdout", "text": " ".join(words) + "\n"})
+        return {}
+
+    def _say_code(self, said: dict[str, object]) -> None:
+        self._out(json.dumps(said).encode() + b"\n")
 
     async def _hash_files(self) -> None:
         names = b""

@@ -162,6 +162,13 @@ class FakeVolumes:
                     return
         raise NotFound(f"sandbox {sandbox_id} has no volume at {path}")
 
+    def release(self, sandbox_id: SandboxId) -> None:
+        """Let go of what a sandbox that was deleted had."""
+        for info in list(self.found.values()):
+            left = tuple(h for h in info.holders if h.sandbox_id != sandbox_id)
+            if left != info.holders:
+                self._put(replace(info, holders=left))
+
     async def of_sandbox(self, sandbox_id: SandboxId) -> tuple[VolumeInfo, ...]:
         return tuple(
             info

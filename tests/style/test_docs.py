@@ -19,6 +19,7 @@ _INNER = {
     *("TORPOR_QUIESCE_LIMIT_SECONDS", "TORPOR_QUIESCE_HOLD_MAX_SECONDS"),
     *("TORPOR_QUIESCE_OUTCOME", "TORPOR_QUIESCE_FAILED_PHASE"),
     "TORPOR_MEMORY_SOCKET",
+    "TORPOR_GENERATION_FILE",
 }
 """Variables that nobody sets for the daemon or a client: they are for tests, or told to programs in a machine."""
 

@@ -49,6 +49,8 @@ COMMANDS: dict[str, Lazy] = {
     "rm": Lazy("torpor.cli.sandboxes", "rm", "End and remove sandboxes."),
     "logs": Lazy("torpor.cli.sandboxes", "logs", "Print a sandbox's console log."),
     "exec": Lazy("torpor.cli.execs", "exec_command", "Run a command in a sandbox."),
+    "run": Lazy("torpor.cli.code", "run", "Run code in an interpreter that keeps its state."),
+    "context": Lazy("torpor.cli.code", "app", "Look after interpreters for code."),
     "shell": Lazy("torpor.cli.execs", "shell", "Run a shell command line in a sandbox."),
     "attach": Lazy("torpor.cli.execs", "attach", "Follow a command that was started before."),
     "ps": Lazy("torpor.cli.execs", "ps", "List the processes or commands in a sandbox."),

@@ -32,6 +32,7 @@ from torpor.errors import (
 from torpor.guest.port import Guest
 from torpor.layers.manifest import Manifest
 from torpor.model import MemoryChoice, OnTimeout, SandboxInfo, SandboxState
+from torpor.model_contexts import context_of
 from torpor.model_memory import Policy
 from torpor.model_quiesce import QuiesceReport, QuiesceSpec
 from torpor.model_volumes import VolumeMount, VolumesMode
@@ -418,7 +419,10 @@ class SandboxTask:
     async def _fall_asleep(self) -> None:
         """Hibernate, unless a command still runs in the machine or somebody works on the sandbox who forbids it."""
         guest = await self.machine.guest()
-        if any(found.state == "running" for found in await guest.exec_list()):
+        if any(
+            found.state == "running" and context_of(found) is None  # it waits for code to run
+            for found in await guest.exec_list()
+        ):
             self._worked_at = self._parts.clock.now()
             return
         if self._parts.claims.forbids(self.info.id, "hibernate"):

@@ -25,7 +25,9 @@ from torpor.sdk import forks
 from torpor.sdk.checks import AsyncChecks
 from torpor.sdk.client import Client, connection, raw_bytes
 from torpor.sdk.collect import OUTPUT_LIMIT_BYTES, Collector, TextCallback
+from torpor.sdk.contexts import AsyncCode
 from torpor.sdk.dual import dual
+from torpor.sdk.familiar import AsyncFamiliar
 from torpor.sdk.feed import ExecFeed
 from torpor.sdk.files import AsyncFilesystem
 from torpor.sdk.memory import AsyncMemorySpace
@@ -51,7 +53,9 @@ CREATE_LIMIT_S = 600.0
 LIFE_LIMIT_S = 120.0
 
 
-class AsyncSandbox(AsyncMoves, AsyncChecks, AsyncSandboxVolumes, AsyncPorts):
+class AsyncSandbox(
+    AsyncMoves, AsyncChecks, AsyncSandboxVolumes, AsyncPorts, AsyncCode, AsyncFamiliar
+):
     """One sandbox. Made by `create`, `get` or `list`; as a context manager it is deleted at the end.
 
     What asks nothing but an id also works on the class with one: `refresh`, `delete`, `kill`, `pause`,

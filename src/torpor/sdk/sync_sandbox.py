@@ -28,6 +28,8 @@ from torpor.sdk.process import Command, check_exec_args
 from torpor.sdk.results import ExecResult
 from torpor.sdk.sandbox import AsyncSandbox
 from torpor.sdk.sync_checks import Checks
+from torpor.sdk.sync_contexts import Code
+from torpor.sdk.sync_familiar import Familiar
 from torpor.sdk.sync_files import Filesystem
 from torpor.sdk.sync_memory import MemorySpace
 from torpor.sdk.sync_moves import Moves
@@ -37,7 +39,7 @@ from torpor.sdk.sync_volumes import SandboxVolumes
 from torpor.sdk.volume_results import Volumes
 
 
-class Sandbox(Moves, Checks, SandboxVolumes, Ports):
+class Sandbox(Moves, Checks, SandboxVolumes, Ports, Code, Familiar):
     """One sandbox. Made by `create`, `get` or `list`; as a context manager it is deleted at the end.
 
     What asks nothing but an id also works on the class with one: `refresh`, `delete`, `kill`, `pause`,

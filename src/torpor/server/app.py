@@ -31,6 +31,7 @@ from torpor.server.replies import Reply, as_torpor_error, error_reply
 from torpor.server.routes import (
     changes,
     checks,
+    contexts,
     events,
     execs,
     family,
@@ -123,6 +124,7 @@ def create_app(
         family.router,
         checks.router,
         execs.router,
+        contexts.router,
         files.router,
         ports.router,
         templates.router,

@@ -51,7 +51,9 @@ OWNED: Mapping[str, Check] = {
 }
 """Names in paths, and how to ask for what they name; asking for what is elsewhere raises `NotFound`."""
 
-UNOWNED = frozenset({"build_id", "exec_id", "hold_id", "name", "port", "snapshot", "token"})
+UNOWNED = frozenset(
+    {"build_id", "context_id", "exec_id", "hold_id", "name", "port", "snapshot", "token"}
+)
 """Names in paths of what is inside something that is asked for, shared by all, or looked up in the workspace."""
 
 

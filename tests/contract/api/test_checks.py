@@ -324,7 +324,7 @@ def test_a_turn_of_the_profile_that_fits(server: ServerThread, sandbox: str) -> 
     guest.answers["hermes chat"] = b"what?"
     text = "required: {turn: {answers: {stdout: [what]}}}"
     assert Sandbox.check(sandbox, text).verdict == "pass"
-    assert [found.spec.command for found in guest.execs.values()][-1] == command
+    assert [found.spec.command for found in guest.dropped][-1] == command
     guest.fits = ()
     nobody = Sandbox.check(sandbox, text).results[0]
     assert (nobody.outcome, "nor an agent profile" in nobody.reason) == ("inconclusive", True)

@@ -263,7 +263,14 @@ def test_only_admin_routes_make_power() -> None:
 
 
 def _filled(path: str, ids: dict[str, str]) -> str:
-    others = {"exec_id": "exec_x", "hold_id": "h", "name": "base", "port": "80", "token": "t"}
+    others = {
+        "exec_id": "exec_x",
+        "context_id": "ctx_x",
+        "hold_id": "h",
+        "name": "base",
+        "port": "80",
+        "token": "t",
+    }
     return path.format_map({**others, **ids})
 
 

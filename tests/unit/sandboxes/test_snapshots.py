@@ -6,11 +6,12 @@ import asyncio
 import os
 import signal
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
+from tests.fakes.driver import FakeAgent
 from tests.unit.sandboxes.world import Play, World
 from torpor.base.fsio import remove_tree
 from torpor.errors import (
@@ -28,6 +29,8 @@ from torpor.errors import (
     WrongState,
 )
 from torpor.model import (
+    ExecId,
+    ExecInfo,
     RestoreSpec,
     SandboxFilter,
     SandboxId,
@@ -35,6 +38,7 @@ from torpor.model import (
     SandboxState,
     SnapshotId,
 )
+from torpor.model_contexts import CONTEXTS_FOLDER
 from torpor.sandboxes import admission, room
 
 S = SandboxState
@@ -345,6 +349,41 @@ def test_a_sandbox_without_work_falls_asleep_by_itself(play: Play) -> None:
             assert (await world.engine.get(info.id)).state is S.RUNNING, "it is in use"
         world.clock.time += timedelta(seconds=61)
         await world.engine.set_ttl(info.id, None)  # lets the task look at the time
+        await world.until(info.id, S.HIBERNATED)
+
+    play(scene)
+
+
+def test_an_interpreter_that_waits_for_code_keeps_no_sandbox_awake(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = f"{CONTEXTS_FOLDER}/program-0123456789abcdef/serve.py"
+    waiting = ExecInfo(
+        exec_id=ExecId("ctx_default_python"),
+        command=("python3", "-I", program, f"{CONTEXTS_FOLDER}/ctx_default_python", "python"),
+        state="running",
+        pid=7,
+        user="root",
+        cwd="/",
+        background=True,
+        started_at=datetime(2026, 1, 1, tzinfo=UTC),
+    )
+    running = [waiting, replace(waiting, exec_id=ExecId("exec_1"), command="make")]
+
+    async def listed(_: FakeAgent) -> list[ExecInfo]:
+        return list(running)
+
+    monkeypatch.setattr(FakeAgent, "exec_list", listed)
+
+    async def scene(world: World) -> None:
+        info = await world.create(idle_seconds=60)
+        world.clock.time += timedelta(seconds=61)
+        await world.engine.set_ttl(info.id, None)
+        await world.engine.set_ttl(info.id, None)  # behind the look at the time
+        assert (await world.engine.get(info.id)).state is S.RUNNING, "a command runs"
+        running.pop()
+        world.clock.time += timedelta(seconds=61)
+        await world.engine.set_ttl(info.id, None)
         await world.until(info.id, S.HIBERNATED)
 
     play(scene)

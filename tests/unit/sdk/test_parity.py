@@ -7,15 +7,20 @@ import inspect
 import pytest
 
 from torpor.sdk.changes import AsyncChange
+from torpor.sdk.contexts import AsyncContext, AsyncContexts
 from torpor.sdk.databases import AsyncDatabase
 from torpor.sdk.dual import dual
+from torpor.sdk.familiar_commands import AsyncCommands
+from torpor.sdk.familiar_files import AsyncFiles
 from torpor.sdk.files import AsyncFilesystem
 from torpor.sdk.hold import AsyncHold, Hold
 from torpor.sdk.process import AsyncProcess
 from torpor.sdk.sandbox import AsyncSandbox
 from torpor.sdk.snapshots import AsyncSnapshot
 from torpor.sdk.sync_changes import Change
+from torpor.sdk.sync_contexts import Context, Contexts
 from torpor.sdk.sync_databases import Database
+from torpor.sdk.sync_familiar import Commands, Files
 from torpor.sdk.sync_files import Filesystem
 from torpor.sdk.sync_process import Process
 from torpor.sdk.sync_sandbox import Sandbox
@@ -35,6 +40,10 @@ PAIRS = [
     (AsyncTemplates, Templates),
     (AsyncDatabase, Database),
     (AsyncVolume, Volume),
+    (AsyncContext, Context),
+    (AsyncContexts, Contexts),
+    (AsyncCommands, Commands),
+    (AsyncFiles, Files),
 ]
 DUALS = {
     "check",
@@ -42,12 +51,15 @@ DUALS = {
     "attach_volume",
     "change",
     "changes",
+    "connect",
     "delete",
     "detach_volume",
     "explore",
+    "get_info",
     "hibernate",
     "hold",
     "inventory",
+    "is_running",
     "kill",
     "pause",
     "profile",
@@ -56,6 +68,7 @@ DUALS = {
     "resume",
     "rollback",
     "set_idle",
+    "set_timeout",
     "set_ttl",
     "snapshot",
     "snapshots",

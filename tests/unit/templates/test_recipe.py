@@ -24,7 +24,7 @@ def refused(folder: Path, text: str) -> InvalidRequest:
 
 
 def test_shipped_recipes_are_whole() -> None:
-    assert recipe.shipped_names() == ("agent", "base", "postgres")
+    assert recipe.shipped_names() == ("agent", "base", "code-interpreter", "postgres")
     base = recipe.load(recipe.find("base"))
     assert base.suite == "trixie"
     assert {"systemd-sysv", "python3", "git", "curl", "cron"} <= set(base.packages)
@@ -144,6 +144,6 @@ def test_unknown_recipe_lists_the_shipped() -> None:
     with pytest.raises(NotFound) as caught:
         recipe.find("bas")
     assert caught.value.hint is not None
-    assert "agent, base" in caught.value.hint
+    assert "agent, base, code-interpreter, postgres" in caught.value.hint
     with pytest.raises(NotFound):
         recipe.find("./nowhere.toml")

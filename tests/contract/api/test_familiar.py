@@ -1,0 +1,135 @@
+"""The spellings of E2B on our sandboxes mean what they mean there."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+
+import pytest
+
+from tests.fakes.serving import ServerThread
+from torpor import AsyncSandbox, Sandbox
+from torpor.errors import CommandFailed, InvalidRequest, NotFound, OperationTimeout
+from torpor.model import SandboxState
+
+
+@pytest.fixture
+def sandbox(server: ServerThread) -> Sandbox:
+    return Sandbox.create()
+
+
+def test_commands(sandbox: Sandbox) -> None:
+    heard: list[str] = []
+    found = sandbox.commands.run("echo hi; err oh", on_stdout=heard.append, envs={"A": "b"})
+    assert (found.stdout, found.stderr, found.exit_code) == ("hi\n", "oh\n", 0)
+    assert heard == ["hi\n"]
+    with pytest.raises(CommandFailed) as caught:
+        sandbox.commands.run("echo so; exit 3")
+    assert (caught.value.facts["exit_code"], caught.value.facts["stdout"]) == (3, "so\n")
+    with pytest.raises(OperationTimeout):
+        sandbox.commands.run("sleep 9", timeout=0.2)
+    assert sandbox.commands.run("sleep 0.1", timeout=0).exit_code == 0
+    assert sandbox.commands.list() == []
+    process = sandbox.commands.run("cat", background=True, stdin=True)
+    (info,) = sandbox.commands.list()
+    assert info.exec_id == process.exec_id
+    assert info.pid is not None
+    sandbox.commands.send_stdin(info.pid, "one ")
+    sandbox.commands.send_stdin(info.exec_id, b"two")
+    sandbox.commands.close_stdin(info.pid)
+    assert process.wait().stdout == "one two"
+    again = sandbox.commands.run("sleep 60", background=True)
+    assert sandbox.commands.connect(again.exec_id).info().state == "running"
+    assert sandbox.commands.kill(again.exec_id)
+    assert not sandbox.commands.kill(again.exec_id), "it has ended"
+    with pytest.raises(NotFound, match="no command 5 runs"):
+        sandbox.commands.connect(5)
+    for wrong in ({"stdin": True}, {"background": True, "on_stdout": print}):
+        with pytest.raises(InvalidRequest):
+            sandbox.commands.run("true", **wrong)  # type: ignore[call-overload]
+
+
+def test_a_contexts_program_is_no_command_of_yours(sandbox: Sandbox) -> None:
+    sandbox.run_code("hi")
+    assert sandbox.commands.list() == []
+
+
+def test_files(sandbox: Sandbox) -> None:
+    files = sandbox.files
+    assert files.write("/srv/a/b", "hé").path == "/srv/a/b"
+    assert files.read("/srv/a/b") == "hé"
+    assert files.read("/srv/a/b", format="bytes") == "hé".encode()
+    assert b"".join(files.read("/srv/a/b", format="stream")) == "hé".encode()
+    files.write("/srv/a/raw", b"\xff")
+    assert files.read("/srv/a/raw") == "\ufffd"
+    made = files.write_files([{"path": "/srv/c", "data": "c"}, {"path": "/srv/d/e", "data": b"e"}])
+    assert [info.path for info in made] == ["/srv/c", "/srv/d/e"]
+    assert [info.name for info in files.list("/srv")] == ["a", "c", "d"]
+    assert "/srv/a/b" in [info.path for info in files.list("/srv", depth=2)]
+    assert (files.make_dir("/srv/f/g"), files.make_dir("/srv/f/g")) == (True, False)
+    assert files.get_info("/srv/c").size_bytes == 1
+    files.rename("/srv/c", "/srv/f/c")
+    assert (files.exists("/srv/c"), files.exists("/srv/f/c")) == (False, True)
+    files.remove("/srv/f")
+    assert not files.exists("/srv/f/c")
+    with pytest.raises(NotFound):
+        files.read("/srv/f/c")
+    with pytest.raises(InvalidRequest):
+        files.read("/srv/a/b", format="json")  # type: ignore[call-overload]
+    with pytest.raises(InvalidRequest):
+        files.list("/srv", depth=0)
+    with pytest.raises(InvalidRequest, match="`path` and `data`"):
+        files.write_files([{"path": "/srv/x", "data": "x"}, {"path": "/srv/y"}])
+    assert not files.exists("/srv/x"), "nothing was begun"
+
+
+def test_life(sandbox: Sandbox) -> None:
+    assert sandbox.sandbox_id == sandbox.id
+    assert Sandbox.get_info(sandbox.id).state is SandboxState.RUNNING
+    assert (sandbox.is_running(), Sandbox.is_running(sandbox.id)) == (True, True)
+    Sandbox.set_timeout(sandbox.id, 600)
+    assert sandbox.get_info().ttl_seconds == 600
+    sandbox.hibernate()
+    assert not sandbox.is_running()
+    found = Sandbox.connect(sandbox.id)
+    assert (found.id, found.is_running()) == (sandbox.id, True)
+    sandbox.pause()
+    assert sandbox.connect() is sandbox
+    assert sandbox.is_running()
+    sandbox.kill()
+    with pytest.raises(NotFound):
+        Sandbox.connect("sbx_00000000000000000000")
+
+
+def test_connecting_never_shortens_a_lease(sandbox: Sandbox) -> None:
+    sandbox.connect(timeout=60)
+    assert sandbox.info.expires_at is None, "one without an end has none still"
+    sandbox.set_timeout(600)
+    left = _left(sandbox)
+    sandbox.connect(timeout=60)
+    assert abs(_left(sandbox) - left) < 30
+    sandbox.connect(timeout=6000)
+    assert _left(sandbox) > 5000
+
+
+def _left(sandbox: Sandbox) -> float:
+    expires = sandbox.refresh().expires_at
+    assert expires is not None
+    return (expires - datetime.now(UTC)).total_seconds()
+
+
+def test_asynchronously(server: ServerThread) -> None:
+    async def work() -> None:
+        sandbox = await AsyncSandbox.create()
+        assert (await sandbox.commands.run("echo hi")).stdout == "hi\n"
+        process = await sandbox.commands.run("sleep 60", background=True)
+        assert await sandbox.commands.kill(process.exec_id)
+        await sandbox.files.write("/srv/a", "a")
+        assert await sandbox.files.read("/srv/a") == "a"
+        chunks = await sandbox.files.read("/srv/a", format="stream")
+        assert [chunk async for chunk in chunks] == [b"a"]
+        assert await AsyncSandbox.is_running(sandbox.id)
+        await sandbox.set_timeout(60)
+        assert (await AsyncSandbox.connect(sandbox.id)).info.ttl_seconds == 60
+
+    asyncio.run(work())
