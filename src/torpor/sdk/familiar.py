@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 from datetime import UTC, datetime
 from typing import Self
+from urllib.parse import urlsplit
 
+from torpor.errors import HostNotReady, InvalidRequest
 from torpor.model import SandboxInfo, SandboxState
 from torpor.sdk.client import connection
 from torpor.sdk.dual import dual, dual_async_self
@@ -50,6 +54,17 @@ class AsyncFamiliar(AsyncHandle):
         body = {"ttl_seconds": timeout, "on_timeout": None}
         await self._connection.call("PATCH", f"{self._path}/lifecycle", body=body)
 
+    def get_host(self, port: int) -> str:
+        """Return the name (`PORT-ID.HOST`, with the daemon's port) under which HTTP reaches a port of the sandbox.
+
+        Whoever asks there needs a token of the daemon's (header `X-Torpor-Token`); `preview_url` is a link that needs none.
+
+        Raises:
+            InvalidRequest: there is no such port.
+            HostNotReady: this client talks to the daemon by a Unix socket, or by an address below which nothing has a name.
+        """
+        return preview_host(self._client.url, self._id, port)
+
     @dual_async_self
     async def connect(self, timeout: int | None = None) -> Self:
         """Return the sandbox running: one that is paused goes on, one that hibernates is woken.
@@ -72,6 +87,27 @@ class AsyncFamiliar(AsyncHandle):
             await self.set_timeout(timeout)
             await self.get_info()
         return self
+
+
+def preview_host(url: str | None, sandbox_id: str, port: int) -> str:
+    """Return the name of a port's preview on the daemon at `url`. Raises `InvalidRequest`, `HostNotReady`."""
+    if not 0 < port < 65536:
+        raise InvalidRequest(f"port {port} is not between 1 and 65535")
+    found = urlsplit(url or "")
+    if found.scheme not in ("http", "https") or not found.hostname:
+        raise HostNotReady(
+            "this client talks to the daemon by a Unix socket, where a port has no name",
+            hint="set TORPOR_URL to its TCP address, or use preview_url or forward",
+        )
+    name = found.hostname
+    with contextlib.suppress(ValueError):
+        if not ipaddress.ip_address(name).is_loopback:
+            raise HostNotReady(
+                f"nothing has a name below the address {name}",
+                hint="let TORPOR_URL hold a name (torpor serve --allow-host NAME), or use forward",
+            )
+        name = "localhost"
+    return f"{port}-{sandbox_id}.{name}{'' if found.port is None else f':{found.port}'}"
 
 
 def ends_before(info: SandboxInfo, seconds: float) -> bool:

@@ -203,6 +203,17 @@ class Familiar(Handle):
         """Let the sandbox end `timeout` seconds from now: `set_ttl`."""
         loop_thread.run(self._sandbox.set_timeout(timeout))
 
+    def get_host(self, port: int) -> str:
+        """Return the name (`PORT-ID.HOST`, with the daemon's port) under which HTTP reaches a port of the sandbox.
+
+        Whoever asks there needs a token of the daemon's (header `X-Torpor-Token`); `preview_url` is a link that needs none.
+
+        Raises:
+            InvalidRequest: there is no such port.
+            HostNotReady: this client talks to the daemon by a Unix socket, or by an address below which nothing has a name.
+        """
+        return self._sandbox.get_host(port)
+
     @dual_self
     def connect(self, timeout: int | None = None) -> Self:
         """Return the sandbox running: one that is paused goes on, one that hibernates is woken.

@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 import pytest
 
 from tests.fakes.serving import ServerThread
-from torpor import AsyncSandbox, Sandbox
-from torpor.errors import CommandFailed, InvalidRequest, NotFound, OperationTimeout
+from torpor import AsyncSandbox, Client, Sandbox
+from torpor.errors import CommandFailed, HostNotReady, InvalidRequest, NotFound, OperationTimeout
 from torpor.model import SandboxState
 
 
@@ -133,3 +133,26 @@ def test_asynchronously(server: ServerThread) -> None:
         assert (await AsyncSandbox.connect(sandbox.id)).info.ttl_seconds == 60
 
     asyncio.run(work())
+
+
+@pytest.mark.parametrize(
+    ("url", "host"),
+    [
+        ("http://127.0.0.1:8080", "8000-sbx_1.localhost:8080"),
+        ("http://[::1]:8080", "8000-sbx_1.localhost:8080"),
+        ("https://box.example", "8000-sbx_1.box.example"),
+        ("http://Box.example:81/", "8000-sbx_1.box.example:81"),
+    ],
+)
+def test_the_name_of_a_port(url: str, host: str) -> None:
+    sandbox = Sandbox.handle("sbx_1", client=Client(url=url))
+    assert sandbox.get_host(8000) == host
+    assert AsyncSandbox.handle("sbx_1", client=Client(url=url)).get_host(8000) == host
+    with pytest.raises(InvalidRequest):
+        sandbox.get_host(65536)
+
+
+@pytest.mark.parametrize("url", [None, "unix:///run/torpord.sock", "http://10.0.0.7:8080"])
+def test_where_a_port_has_no_name(url: str | None) -> None:
+    with pytest.raises(HostNotReady):
+        Sandbox.handle("sbx_1", client=Client(url=url)).get_host(8000)

@@ -8,8 +8,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.fakes.serving import ServerThread
+from tests.fakes.serving import serving_tcp
 from torpor import AsyncSandbox, Sandbox, Templates, Volume
+from torpor.base.home import Home
+from torpor.model_access import Scope
 
 PAGE = Path(__file__).parents[3] / "docs/reference/mapping.md"
 HEAD = ["what", "E2B", "Daytona", "Modal", "PandaStack", "Torpor"]
@@ -77,8 +79,14 @@ def test_the_page_has_rows_and_every_peer_has_calls() -> None:
                 compile(cell.strip("`"), row.what, "exec")
 
 
-def test_every_call_of_ours_runs(server: ServerThread, tmp_path: Path) -> None:
-    assert run_rows(Sandbox.create(), Sandbox.create(), tmp_path / "file") > 60
+def test_every_call_of_ours_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving_tcp(Home(tmp_path / "home")) as tcp:
+        monkeypatch.setenv("TORPOR_URL", tcp.url)
+        monkeypatch.setenv("TORPOR_TOKEN", tcp.token("mapping", Scope.ADMIN))
+        try:
+            assert run_rows(Sandbox.create(), Sandbox.create(), tmp_path / "file") > 60
+        finally:
+            tcp.server.run(tcp.server.engine.aclose())
 
 
 def test_what_is_said_to_be_there_in_both_spellings_is() -> None:
