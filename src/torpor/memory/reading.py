@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 from datetime import datetime
 
-from torpor.errors import InvalidRequest, NotFound
+from torpor.errors import InvalidRequest, LimitExceeded, NotFound
 from torpor.memory import belief, checks, support
 from torpor.memory.beliefs import Beliefs, to_episode
 from torpor.memory.line import Line
@@ -35,6 +35,9 @@ from torpor.model_memory import (
     SourceKind,
     Status,
 )
+
+MAX_MOMENTS = 2000
+"""Changes of one attribute that a timeline looks at: each is compared with all others."""
 
 HELD = (Status.ACTIVE, Status.DISPUTED)
 
@@ -198,7 +201,11 @@ def _change(view: View, row: FactRow, tx: int, status: str, detail: str) -> Chan
 
 
 def timeline(line: Line, subject: str, known_at: int | datetime | None) -> list[Interval]:
-    """Return which fact about a subject held from when to when, by attribute and time."""
+    """Return which fact about a subject held from when to when, by attribute and time.
+
+    Raises:
+        LimitExceeded: one attribute changed more than 2000 times.
+    """
     beliefs = line.beliefs(known_at)
     rows = _rows(beliefs, subject, None)
     found: list[Interval] = []
@@ -210,6 +217,13 @@ def timeline(line: Line, subject: str, known_at: int | datetime | None) -> list[
 def _intervals(beliefs: Beliefs, key: str) -> list[Interval]:
     claims = beliefs.claims(key)
     times = belief.moments(claims)
+    if len(times) > MAX_MOMENTS:
+        raise LimitExceeded(
+            f"{claims[0].id} and the other claims about the same changed at {len(times)} moments; "
+            f"a timeline has at most {MAX_MOMENTS}",
+            hint="ask for the history, or for facts at a time",
+            limit=MAX_MOMENTS,
+        )
     open_since: dict[str, tuple[int, bool]] = {}
     found: list[tuple[str, int, int | None, bool]] = []
     for at in times:

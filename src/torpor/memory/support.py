@@ -133,6 +133,8 @@ def _dependants(view: View, objects: list[str]) -> list[str]:
     store = view.store
     found = [e.fact for e in store.select(EvidenceRow, {"episode": objects})]
     found += [e.fact for e in store.select(EvidenceRow, {"id": objects})]
+    if store.newest(DerivationRow, {}) is None:
+        return list(dict.fromkeys(found))  # spares reading all that was ever claimed about the same
     kin = Beliefs(view)
     keys = [row.key for row in kin.load(objects)]
     related = [c.id for key in dict.fromkeys(keys) for c in kin.claims(key)]

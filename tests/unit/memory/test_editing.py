@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.memory.clock import FakeClock, day
-from torpor.errors import InvalidRequest, NotFound, WrongState
-from torpor.memory import Authority, Fact, Space, Status
+from torpor.errors import InvalidRequest, LimitExceeded, NotFound, WrongState
+from torpor.memory import Authority, Fact, Space, Status, reading
 
 
 def said(mem: Space, value: str, n: float, **more: object) -> Fact:
@@ -284,6 +284,17 @@ def test_restoring_a_corrected_fact_takes_the_correction_back(mem: Space) -> Non
     mem.restore(wrong.id, "it was right after all")
     assert current(mem) == {"Rome"}
     assert mem.fact(right.id).status is Status.RETRACTED
+
+
+def test_a_timeline_is_bounded(mem: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "MAX_MOMENTS", 5)
+    for n in range(5):
+        mem.remember("job", "step", n, valid_from=day(n - 9))
+    assert [i.fact.value for i in mem.timeline("job")] == [0, 1, 2, 3, 4]
+    mem.remember("job", "step", 5)
+    with pytest.raises(LimitExceeded, match="at most 5"):
+        mem.timeline("job")
+    assert [f.value for f in mem.facts("job")] == [5]
 
 
 def test_the_timeline_and_the_diff_tell_the_story(mem: Space) -> None:
