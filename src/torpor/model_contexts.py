@@ -18,7 +18,7 @@ CodeStatus = Literal["ok", "error", "timeout", "died", "stopped"]
 CODE_STATUSES: Final[tuple[CodeStatus, ...]] = get_args(CodeStatus)
 
 CONTEXTS_FOLDER = "/run/torpor/contexts"
-"""In the guest: a folder for each context, and the programs behind them."""
+"""In the guest: a folder for each context. The programs behind them are beside it, where only root writes."""
 CODE_TEMPLATE: Final = "code-interpreter"
 """The shipped template with a Python interpreter for contexts."""
 OUTPUT_LIMIT_BYTES: Final = 1 << 20
@@ -27,7 +27,7 @@ OUTPUT_LIMIT_MAX_BYTES: Final = 16 << 20
 CODE_BYTES_MOST: Final = 4 << 20
 
 _ID: Final = re.compile(r"ctx_[0-9a-z_]{1,40}")
-_PROGRAM: Final = re.compile(r"program-[0-9a-f]{16}/serve\.py")
+_PROGRAM: Final = re.compile(r"-[0-9a-f]{16}/serve\.py")
 
 
 def default_context(language: Language) -> ContextId:
@@ -40,9 +40,14 @@ def context_folder(context_id: ContextId) -> str:
     return f"{CONTEXTS_FOLDER}/{context_id}"
 
 
+def contexts_folder() -> str:
+    """Return the folder in the guest with a folder for each context."""
+    return CONTEXTS_FOLDER
+
+
 def program_folder(digest: str) -> str:
     """Return the folder in the guest of the programs with that digest, 16 hexadecimal digits."""
-    return f"{CONTEXTS_FOLDER}/program-{digest}"
+    return f"{CONTEXTS_FOLDER}-{digest}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +83,10 @@ def context_of(info: ExecInfo) -> ContextInfo | None:
     command = info.command
     if not isinstance(command, tuple) or len(command) != 5 or _ID.fullmatch(info.exec_id) is None:
         return None
-    folder, _, program = command[2].partition("/program-")
-    if folder != CONTEXTS_FOLDER or _PROGRAM.fullmatch(f"program-{program}") is None:
+    program = command[2]
+    if not program.startswith(CONTEXTS_FOLDER):
+        return None
+    if _PROGRAM.fullmatch(program.removeprefix(CONTEXTS_FOLDER)) is None:
         return None
     language = next((known for known in LANGUAGES if known == command[4]), None)
     if language is None:
@@ -91,7 +98,7 @@ def context_of(info: ExecInfo) -> ContextInfo | None:
         user=info.user,
         cwd=info.cwd,
         created_at=info.started_at,
-        program=command[2].rpartition("/")[0],
+        program=program.rpartition("/")[0],
     )
 
 

@@ -6,7 +6,6 @@ import asyncio
 import functools
 import hashlib
 import io
-import posixpath
 import tarfile
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,7 +13,7 @@ from pathlib import Path
 from torpor.base.ids import new_id
 from torpor.errors import Conflict, GuestFailed, NotFound
 from torpor.guest.port import Guest
-from torpor.model_contexts import program_folder
+from torpor.model_contexts import contexts_folder, program_folder
 
 _SOURCES = Path(__file__).parent / "inside"
 
@@ -31,7 +30,7 @@ async def put_program(guest: Guest) -> str:
         await guest.stat(f"{folder}/serve.py")
     except NotFound:
         await guest.mkdir(
-            posixpath.dirname(folder), mode=0o1777
+            contexts_folder(), mode=0o1777
         )  # each context's user makes a folder in it
         partial = f"{folder}.{new_id('exec')}"
         await guest.unpack(partial, _once(archive))

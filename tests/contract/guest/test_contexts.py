@@ -33,7 +33,8 @@ PATH = f"{Path(sys.executable).parent}:/usr/bin:/bin"
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    found = tmp_path_factory.mktemp("c")  # short: sockets are in it
+    found = tmp_path_factory.mktemp("c") / "c"  # short: sockets are in it
+    found.mkdir(mode=0o1777)
     monkeypatch.setattr(model_contexts, "CONTEXTS_FOLDER", str(found))
     return found
 

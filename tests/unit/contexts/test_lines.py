@@ -20,7 +20,7 @@ from torpor.model_contexts import (
     context_of,
 )
 
-SERVE = f"{CONTEXTS_FOLDER}/program-0123456789abcdef/serve.py"
+SERVE = f"{CONTEXTS_FOLDER}-0123456789abcdef/serve.py"
 
 
 def event(**said: Any) -> object:
@@ -130,7 +130,7 @@ def test_which_execs_are_contexts() -> None:
         info("ctx_a", *words[:4], "perl"),
         info("ctx_a", *words[:4]),
         info("ctx_a", "python3", "-I", "/tmp/serve.py", *words[3:]),
-        info("ctx_a", "python3", "-I", f"{CONTEXTS_FOLDER}/program-../../serve.py", *words[3:]),
+        info("ctx_a", "python3", "-I", f"{CONTEXTS_FOLDER}-../../serve.py", *words[3:]),
         info("ctx_a", command="sleep 5"),
     ):
         assert context_of(wrong) is None

@@ -357,7 +357,7 @@ def test_a_sandbox_without_work_falls_asleep_by_itself(play: Play) -> None:
 def test_an_interpreter_that_waits_for_code_keeps_no_sandbox_awake(
     play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = f"{CONTEXTS_FOLDER}/program-0123456789abcdef/serve.py"
+    program = f"{CONTEXTS_FOLDER}-0123456789abcdef/serve.py"
     waiting = ExecInfo(
         exec_id=ExecId("ctx_default_python"),
         command=("python3", "-I", program, f"{CONTEXTS_FOLDER}/ctx_default_python", "python"),
