@@ -90,6 +90,21 @@ def test_a_wrong_fact_is_found_explained_corrected_and_stays_so(space: Any) -> N
     assert space.recall("which database for billing?").suppressed_superseded >= 1
 
 
+def test_from_the_first_word_to_forgetting_without_a_stop(space: Any) -> None:
+    mem = space
+    ep = mem.record("We decided to use Postgres for billing, not SQLite.", source_kind="user")
+    mem.consolidate()
+    hits = mem.recall("which database for billing?", k=5, token_budget=400)
+    fact_id, episode_id = hits.items[0].id, ep.id
+    assert mem.explain(hits.id).considered[0].id == fact_id
+    assert mem.why_not(fact_id, "which database…").reason == "recalled"
+    mem.correct(fact_id, value="SQLite", reason="user corrected me")
+    mem.retract(episode_id, reason="was a joke")
+    receipt = mem.erase(subject="alice")
+    assert (receipt.bytes_left, sum(receipt.counts.values())) == (0, 0)
+    assert [f.value for f in mem.facts("billing")] == ["SQLite"]
+
+
 def test_reading_back(space: Any) -> None:
     space.remember("user", "home", "Oslo", authority="user_said", valid_from=at(2024))
     space.remember("user", "home", "Rome", authority="user_said", valid_from=at(2020))
