@@ -195,6 +195,9 @@ class Recall:
     logged: bool = True
     """False: the disk is full or another program holds the memory, so `explain` knows nothing of this recall."""
 
+    words_only: str | None = None
+    """Why only words were compared although there is an embedder; None: meaning was, too, or there is none."""
+
     @property
     def suppressed_superseded(self) -> int:
         """How many matching items were held back because something newer replaced them."""

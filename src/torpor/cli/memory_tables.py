@@ -113,7 +113,10 @@ def recall(found: Recall) -> None:
         _notes(f"held back: {held}")
     if found.abstained:
         _notes(f"nothing about it: {found.abstained}")
-    _notes(f"why: torpor memory explain {found.id}")
+    if found.words_only:
+        _notes(f"only words were compared: {found.words_only}")
+    if found.logged:
+        _notes(f"why: torpor memory explain {found.id}")
 
 
 def timeline(found: Sequence[Interval]) -> None:

@@ -9,7 +9,7 @@ from datetime import datetime
 
 from torpor.base.clock import Clock
 from torpor.base.ids import new_id
-from torpor.errors import InvalidRequest, NotFound, WrongState
+from torpor.errors import HostNotReady, InvalidRequest, NotFound, WrongState
 from torpor.memory import support
 from torpor.memory.beliefs import Beliefs
 from torpor.memory.embed.base import Embedder
@@ -112,10 +112,21 @@ class Line:
         return Beliefs(self.view(known_at))
 
     def embed(self, texts: Sequence[str]) -> list[bytes]:
-        """Return the vectors of texts as they are stored; nothing without an embedder. Never in a transaction."""
-        if self.embedder is None or not texts:
+        """Return the vectors of texts as they are stored. Never in a transaction.
+
+        Nothing without an embedder, or while its endpoint is away: then texts are found by their words, until they are
+        embedded later.
+        """
+        try:
+            return self.meaning_of(texts)
+        except HostNotReady as exc:
+            if not exc.facts.get("is_away"):
+                raise
             return []
-        return self.embedder.embed(texts)
+
+    def meaning_of(self, texts: Sequence[str]) -> list[bytes]:
+        """Return the vectors of texts; nothing without an embedder. Raises `HostNotReady`."""
+        return self.embedder.embed(texts) if self.embedder is not None and texts else []
 
     def put_vectors(self, owners: Sequence[str], blobs: Sequence[bytes]) -> None:
         """Keep vectors beside their owners."""

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 
 from torpor.base.ids import new_id
-from torpor.errors import Busy, InsufficientResources
+from torpor.errors import Busy, HostNotReady, InsufficientResources
 from torpor.memory.beliefs import Beliefs
 from torpor.memory.candidates import (
     MIN_COSINE,
@@ -62,6 +62,7 @@ class Ranked:
     dropped: list[Candidate] = field(default_factory=list)
     at: int = 0
     abstained: str | None = None
+    words_only: str | None = None
 
 
 def recall(line: Line, corpus: Corpus, request: Request) -> Recall:
@@ -77,6 +78,7 @@ def recall(line: Line, corpus: Corpus, request: Request) -> Recall:
         suppressed=suppressed,
         abstained=ranked.abstained,
         tokens=sum(i.tokens for i in items),
+        words_only=ranked.words_only,
     )
     try:
         _log(line, request, ranked, found)
@@ -92,7 +94,7 @@ _MINOR = ("rank", "duplicate")
 
 def rank(line: Line, corpus: Corpus, request: Request) -> Ranked:
     """Order candidates, decide on each; nothing is written."""
-    blobs = line.embed([request.query])
+    blobs, away = _meaning(line, request.query)
     beliefs = line.beliefs(request.known_at)
     at = moment_of(line, beliefs.view, request.valid_at)
     scores = score(
@@ -109,7 +111,19 @@ def rank(line: Line, corpus: Corpus, request: Request) -> Ranked:
     candidates = [*facts, *episodes_near(corpus, scores, request, found, held, facts)]
     first = standing(corpus, scores, beliefs, at, facts)
     judge(line, beliefs, corpus, scores, request, at, candidates)
-    return _select(beliefs, request, at, first, candidates)
+    ranked = _select(beliefs, request, at, first, candidates)
+    ranked.words_only = away
+    return ranked
+
+
+def _meaning(line: Line, query: str) -> tuple[list[bytes], str | None]:
+    """Return the query's vector, or why there is none although there is an embedder."""
+    try:
+        return line.meaning_of([query]), None
+    except HostNotReady as exc:
+        if not exc.facts.get("is_away"):
+            raise
+        return [], exc.message
 
 
 def _select(
@@ -260,7 +274,7 @@ def _log(line: Line, request: Request, ranked: Ranked, found: Recall) -> None:
             known_at=view.known_at,
             valid_at=ranked.at,
             weights=json.dumps(request.weights.as_dict()),
-            model=line.embedder.model if line.embedder is not None else "",
+            model=line.embedder.model if line.embedder and not ranked.words_only else "",
             suppressed=json.dumps(found.suppressed),
             abstained=found.abstained,
         )

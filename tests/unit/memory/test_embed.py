@@ -85,7 +85,7 @@ def test_an_endpoint_is_asked_in_the_openai_form() -> None:
 @pytest.mark.parametrize(
     "response",
     [
-        httpx.Response(500),
+        httpx.Response(401),
         httpx.Response(200, text="no json"),
         httpx.Response(200, json={"data": []}),
         httpx.Response(200, json={"data": [{"index": 0, "embedding": [1, 2, 3]}]}),
@@ -101,6 +101,37 @@ def test_a_wrong_answer_is_refused_and_nothing_is_written(
         with pytest.raises(HostNotReady):
             mem.record("words")
         assert mem.tx == before
+
+
+@pytest.mark.parametrize("how", [httpx.Response(503), httpx.Response(429), None])
+def test_words_are_kept_and_found_while_the_endpoint_is_away(
+    path: Path, how: httpx.Response | None
+) -> None:
+    is_there = False
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if is_there:
+            asked = json.loads(request.content)["input"]
+            data = [{"index": n, "embedding": [1.0, 0.0]} for n in range(len(asked))]
+            return httpx.Response(200, json={"data": data})
+        if how is None:
+            raise httpx.ConnectError("refused")
+        return how
+
+    with Memory.open(path, embedder=endpoint(answer)) as memory:
+        mem = memory.space("a")
+        mem.record("We decided to use Postgres for billing.")
+        mem.consolidate()
+        fact = mem.remember("app", "port", 80)
+        mem.correct(fact.id, 81, "misread")
+        found = mem.recall("billing Postgres")
+        assert found.items
+        assert found.words_only is not None
+        assert mem.explain(found).model == ""
+        is_there = True
+        assert mem.recall("billing Postgres").words_only is None
+        assert memory.embed_missing() == 4
+        assert mem.recall("zebra").items[0].dense == 1.0
 
 
 def test_an_endpoint_that_is_gone_is_said() -> None:

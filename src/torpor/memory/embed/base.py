@@ -23,6 +23,7 @@ class Embedder(Protocol):
         """Return one unit vector a text, as float16 bytes.
 
         Raises:
-            HostNotReady: the model or endpoint is missing.
+            HostNotReady: the model or endpoint is missing; with `is_away` among its facts it may answer later, and
+                what was to be embedded is kept without a vector until `Memory.embed_missing`.
         """
         ...

@@ -61,6 +61,7 @@ class Endpoint:
             raise HostNotReady(
                 f"the embedding endpoint {self._url} failed: {exc}",
                 hint="check its address, model and key",
+                is_away=_is_away(exc),
             ) from exc
         if rows.shape != (len(texts), self.dim):
             raise HostNotReady(
@@ -68,3 +69,12 @@ class Endpoint:
             )
         rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-9)
         return [row.astype(np.float16).tobytes() for row in rows]
+
+
+def _is_away(exc: Exception) -> bool:
+    """Return whether the endpoint may answer later: nobody is there, it is too slow, or it has trouble of its own."""
+    import httpx
+
+    if isinstance(exc, httpx.HTTPStatusError):
+        return exc.response.status_code >= 500 or exc.response.status_code == 429
+    return isinstance(exc, httpx.TransportError)
