@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import socket
 import threading
 import time
@@ -12,7 +13,7 @@ from urllib.parse import urlsplit
 import pandastack
 import pytest
 import requests
-from pandastack import CreateRetryEvent, Sandbox
+from pandastack import CreateRetryEvent, Execution, Sandbox
 from pandastack.exceptions import (
     AuthError,
     BadRequestError,
@@ -35,7 +36,9 @@ from torpor.errors import (
 )
 from torpor.model_access import Scope
 from torpor.server import protocol
+from torpor.server.compat.contexts import CodeTold
 from torpor.server.compat.words import RUN_AGAIN
+from torpor.server.wire_contexts import CodeResultWire, CodeRunWire
 
 RUN_AGAIN_TEXT = "; ".join(RUN_AGAIN)
 
@@ -577,6 +580,47 @@ def test_a_preview_url_wants_a_token(
         assert requests.get(tcp.url, headers=headers, timeout=20).text == "hello"
         program.shutdown()
         answering.join(10)
+
+
+# ---- code contexts ----
+
+
+def test_code_contexts(box: Sandbox) -> None:
+    png = base64.b64encode(b"\x89PNG\r\n\x1a\nrest").decode()
+    with box.create_code_context("py") as context:
+        assert context.language == "python"
+        found = context.run_code(f"hello\nshow image/png {png}")
+        assert (found.stdout, found.exit_code, found.error) == ("hello\n", 0, None)
+        assert (found.png, found.text) == (png, "shown")
+        raised = context.run_code("raise KeyError")
+        assert raised.exit_code == 1
+        assert raised.error
+        assert "KeyError" in raised.error
+    with pytest.raises(NotFoundError):
+        context.run_code("x")
+    with pytest.raises(BadRequestError, match="python or bash"):
+        box.create_code_context("cobol")
+
+
+def test_forms_are_text(box: Sandbox) -> None:
+    ran = CodeRunWire(
+        context_id="ctx_x",
+        status="died",
+        duration_ms=5,
+        restarted=True,
+        exit_code=None,
+        execution_count=1,
+        stdout_bytes=0,
+        stderr_bytes=0,
+        stdout="",
+        stderr="",
+        results=[CodeResultWire(data={"application/json": {"a": [1]}}, is_main=True, omitted={})],
+        error=None,
+    )
+    found = Execution.from_dict(CodeTold.of(ran).model_dump())
+    assert found.results[0].json == {"a": [1]}
+    assert found.exit_code == 1
+    assert found.error == "the interpreter ended; what had been set is gone"
 
 
 # ---- tokens, volumes, and what is not offered ----

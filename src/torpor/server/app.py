@@ -19,6 +19,7 @@ from torpor.sandboxes.port import EnginePort
 from torpor.server.compat.absent import not_there
 from torpor.server.compat.builds import BuildDesk
 from torpor.server.compat.dispatch import is_compat
+from torpor.server.compat.provision import ProvisionDesk
 from torpor.server.compat.routes import ROUTERS as COMPAT_ROUTERS
 from torpor.server.compat.words import failure
 from torpor.server.execs import ExecDesk
@@ -63,6 +64,7 @@ async def serving_app(
         await app.state.builds.start()
         yield app
     finally:
+        await app.state.provisions.aclose()
         await app.state.builds.aclose()
         await app.state.desk.aclose()
         await app.state.holds.aclose()
@@ -106,6 +108,7 @@ def create_app(
     app.state.holds = HoldDesk(engine)
     app.state.access = access
     app.state.recovery = recovery
+    app.state.provisions = ProvisionDesk()
     app.state.builds = None if recovery is None else BuildDesk(recovery.home, engine)
     app.state.databases = databases
     app.state.open_tcp = None

@@ -18,6 +18,7 @@ from torpor.model import SandboxId, SnapshotId
 from torpor.recovery.changes.acts import no_change
 from torpor.recovery.desk import Recovery
 from torpor.server.compat.lookup import check_sandbox, check_snapshot
+from torpor.server.compat.provision import ProvisionDesk
 from torpor.server.scopes import HOST, scope_of
 from torpor.server.view import EngineView
 from torpor.server.view_databases import DatabasesView
@@ -35,6 +36,13 @@ async def _owns_change(connection: HTTPConnection, view: EngineView, change_id: 
         raise no_change(change_id) from exc
 
 
+async def _owns_or_begins_database(connection: HTTPConnection, view: EngineView, name: str) -> None:
+    """Raise `NotFound` for a database that the request does not see, not even as one that is being made."""
+    provisions = cast(ProvisionDesk, connection.app.state.provisions)
+    if provisions.find(principal_of(connection).workspace, name) is None:
+        await _owns_database(connection, view, name)
+
+
 async def _owns_database(connection: HTTPConnection, _view: EngineView, name: str) -> None:
     """Raise `NotFound` for a database that the request does not see."""
     await databases_of(connection).id_of(name)
@@ -44,6 +52,7 @@ OWNED: Mapping[str, Check] = {
     "change_id": _owns_change,
     "sandbox": check_sandbox,
     "database": _owns_database,
+    "db": _owns_or_begins_database,
     "sandbox_id": lambda _, view, found: view.get(SandboxId(found)),
     "snap": check_snapshot,
     "snapshot_id": lambda _, view, found: view.get_snapshot(SnapshotId(found)),
@@ -52,7 +61,7 @@ OWNED: Mapping[str, Check] = {
 """Names in paths, and how to ask for what they name; asking for what is elsewhere raises `NotFound`."""
 
 UNOWNED = frozenset(
-    {"build_id", "context_id", "exec_id", "hold_id", "name", "port", "snapshot", "token"}
+    {"build_id", "context_id", "exec_id", "hold_id", "name", "port", "session", "snapshot", "token"}
 )
 """Names in paths of what is inside something that is asked for, shared by all, or looked up in the workspace."""
 

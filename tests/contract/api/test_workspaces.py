@@ -33,6 +33,7 @@ PREFIXES = {
     "snap": "snap",
     "snapshot_id": "snap",
     "database": "db",
+    "db": "db",
     "volume": "vol",
     "snapshot": "vsnap",
 }
@@ -48,6 +49,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "pandastack_exec": {"cmd": "true"},
     "pandastack_exec_stream": {"cmd": "true"},
     "pandastack_fork_tree": {"count": 2},
+    "pandastack_run_in_session": {"code": "1"},
     "pandastack_set_lifecycle": {"ttl_seconds": 9},
     "set_lifecycle": {"ttl_seconds": 9},
     "grow_volume": {"size_gib": 2},
@@ -86,6 +88,7 @@ class World:
         self.database = tcp.server.add_database("mine", "ours")
         self.ids = {
             "database": self.database,
+            "db": self.database,
             "change_id": self.change,
             "sandbox": self.sandbox,
             "sandbox_id": self.sandbox,
@@ -264,6 +267,7 @@ def test_only_admin_routes_make_power() -> None:
 
 def _filled(path: str, ids: dict[str, str]) -> str:
     others = {
+        "session": "ctx_x",
         "exec_id": "exec_x",
         "context_id": "ctx_x",
         "hold_id": "h",

@@ -9,26 +9,19 @@ from torpor.server.compat.dispatch import PREFIX
 
 WHOLE = {
     "apps": "apps; run the program in a sandbox and keep it with persistent=True",
-    "databases": "databases over PandaStack's API",
     "functions": "functions; run the code in a sandbox: exec or run_code",
     "preview-repos": "previews of repositories",
     "repos": "previews of repositories",
     "schedules": "schedules; let your own scheduler call the API",
 }
 """By the first part of the path."""
-OF_SANDBOX = {
-    "repl": "code contexts over PandaStack's API; run_code runs one piece of code",
-}
-"""By what follows a sandbox's id."""
-
-_PATH = re.compile(rf"{PREFIX}/v1/([^/]+)(?:/[^/]+/([^/]+))?.*")
+_PATH = re.compile(rf"{PREFIX}/v1/([^/]+)(/.*)?")
 
 
 def not_there(path: str) -> TorporError:
     """Return the error for a path below the prefix that no route has."""
     found = _PATH.fullmatch(path)
-    whole, part = found.groups() if found else ("", None)
-    what = OF_SANDBOX.get(part or "") if whole == "sandboxes" else WHOLE.get(whole)
+    what = WHOLE.get(found.group(1)) if found else None
     if what is not None:
         return NotOffered(f"this daemon does not offer {what}", path=path)
     return NotFound(f"there is no {path.removeprefix(PREFIX)} in PandaStack's API here", path=path)

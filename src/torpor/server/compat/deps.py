@@ -9,6 +9,7 @@ from fastapi import Depends, Request
 from torpor.model import SandboxInfo, SnapshotInfo
 from torpor.server.compat.builds import BuildDesk
 from torpor.server.compat.lookup import find_sandbox, find_snapshot
+from torpor.server.compat.provision import ProvisionDesk
 from torpor.server.routes.deps import engine_of
 
 
@@ -24,6 +25,11 @@ def _builds(request: Request) -> BuildDesk:
     return cast(BuildDesk, request.app.state.builds)
 
 
+def _provisions(request: Request) -> ProvisionDesk:
+    return cast(ProvisionDesk, request.app.state.provisions)
+
+
 TheSandbox = Annotated[SandboxInfo, Depends(_sandbox)]
 TheSnapshot = Annotated[SnapshotInfo, Depends(_snapshot)]
 Builds = Annotated[BuildDesk, Depends(_builds)]
+Provisions = Annotated[ProvisionDesk, Depends(_provisions)]

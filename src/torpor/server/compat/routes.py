@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from torpor.server.compat import (
+    contexts,
+    databases,
     execs,
     files,
     logs,
@@ -15,6 +17,8 @@ from torpor.server.compat import (
 )
 
 ROUTERS = (
+    databases.router,
+    contexts.router,
     sandboxes.router,
     snapshots.router,
     execs.router,

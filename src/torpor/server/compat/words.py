@@ -2,7 +2,7 @@
 
 PandaStack's client takes a status of 500 or more for a command's time limit when its text has `timeout` or
 `deadline exceeded` in it, and sends a command again when it has one of the phrases of a machine that is not up
-yet. So a text has the first only for a command that was killed at its limit, and never one of the others: whatever
+yet. So a text has the first only for a command or code that was stopped at its limit, and never one of the others: whatever
 ran would be run twice.
 """
 
@@ -42,7 +42,8 @@ _SAID = {"timeout": "time-out", "deadline exceeded": "deadline passed"}
 
 
 def _is_commands_limit(error: TorporError) -> bool:
-    return isinstance(error, OperationTimeout) and "exec_id" in error.facts
+    is_of_code = bool({"exec_id", "context_id"} & error.facts.keys())
+    return isinstance(error, OperationTimeout) and is_of_code
 
 
 def failure(error: TorporError) -> Reply:
