@@ -65,6 +65,7 @@ class ServerThread:
         )
         assert self.databases is not None
         self.run(self.databases._shelf.insert(row))
+        self.databases._passwords.write(row.id, "p" * 32)
         return row.id
 
     def guest(self, sandbox_id: str):  # type: ignore[no-untyped-def]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from torpor.base.units import format_bytes
+from torpor.base.units import format_bytes, parse_seconds
 from torpor.cli.find import find
 from torpor.cli.output import (
     AsJson,
@@ -22,6 +22,7 @@ from torpor.cli.output import (
     stderr_is_terminal,
     visible,
 )
+from torpor.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from torpor.model_databases import DatabaseInfo, DatabaseStep
@@ -163,11 +164,11 @@ def psql(
         list[str] | None, typer.Argument(metavar="[ARG…]", help="For psql, such as -c 'SELECT 1'.")
     ] = None,
 ) -> None:
-    """Open a psql shell on a database, or run psql with arguments; it must be installed here."""
+    """Open a psql shell on a database, or run psql with arguments; without one here, that of its machine."""
     from torpor.cli.psql import run_psql
     from torpor.sdk.sync_databases import Database
 
-    run_psql(Database.handle(name).url(), args or [])
+    run_psql(Database.handle(name), args or [])
 
 
 @app.command("wake")
@@ -186,6 +187,23 @@ def hibernate(name: Name, as_json: AsJson = False) -> None:
 
     info = Database.handle(name).hibernate()
     print_json(info) if as_json else print(f"{info.name}  {info.state}")
+
+
+@app.command("idle")
+def idle(
+    name: Name,
+    seconds: Annotated[str, typer.Argument(metavar="SECONDS|never", help="Such as 900 or 15m.")],
+    as_json: AsJson = False,
+) -> None:
+    """Let a database hibernate by itself after so long without a connection, or never."""
+    from torpor.sdk.sync_databases import Database
+
+    try:
+        wanted = None if seconds == "never" else int(parse_seconds(seconds))
+    except ValueError as exc:
+        raise InvalidRequest(str(exc)) from exc
+    info = Database.handle(name).set_idle(wanted)
+    print_json(info) if as_json else print(f"{info.name}  {info.idle_seconds or 'never'}")
 
 
 @app.command("grow")

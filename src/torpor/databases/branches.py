@@ -39,6 +39,13 @@ _AHEAD: Final = timedelta(seconds=2)
 """The clocks of host and machine differ by no more."""
 
 
+_NOT_REACHED: Final = (
+    "recovery ended before configured recovery target was reached",
+    "recovery stop point is before consistent recovery point",
+)
+"""What PostgreSQL says when its log does not lead to a time."""
+
+
 @dataclass(frozen=True, slots=True)
 class CloneSpec:
     """What a clone is to be."""
@@ -174,7 +181,7 @@ class Branches:
                 try:
                     await server.recover(guest, target_time)
                 except GuestFailed as exc:
-                    if "recovery" not in exc.message:
+                    if not any(words in exc.message for words in _NOT_REACHED):
                         raise
                     raise self._outside(source, target_time, exc.message) from exc
             await volumes.detach(SandboxId(str(row.sandbox_id)), server.SOURCE)

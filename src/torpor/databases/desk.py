@@ -41,6 +41,7 @@ from torpor.model_databases import (
     Progress,
 )
 from torpor.sandboxes.port import EnginePort
+from torpor.sandboxes.requests import check_idle
 
 log = logging.getLogger(__name__)
 
@@ -250,6 +251,21 @@ class DatabaseDesk:
                 return found
 
         return await self._done(work(), f"hibernate {row.name}")
+
+    async def set_idle(self, name: str, idle_seconds: int | None) -> DatabaseInfo:
+        """Let a database hibernate by itself after so long without a connection; None: never."""
+        check_idle(idle_seconds)
+        row = self._ready(name)
+
+        async def work() -> DatabaseRow:
+            async with self._shelf.turn(row.id) as found:
+                if await self._lives.machine_of(found) is not None:
+                    await self._engine.set_idle(SandboxId(str(found.sandbox_id)), idle_seconds)
+                return await self._shelf.change(
+                    row.id, lambda r: replace(r, idle_seconds=idle_seconds)
+                )
+
+        return await self._done(work(), f"set idle of {row.name}")
 
     async def grow(self, name: str, size_bytes: int) -> DatabaseInfo:
         """Make a database's volume larger, while it runs. Can be asked again.

@@ -10,7 +10,13 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from torpor.base.aio import Supervisor, finish
-from torpor.errors import GuestFailed, HostNotReady, PortClosed, TorporError
+from torpor.errors import (
+    GenerationChanged,
+    GuestFailed,
+    HostNotReady,
+    PortClosed,
+    TorporError,
+)
 from torpor.guest.port import PortStream
 from torpor.model_databases import LOOPBACK, DatabaseId
 
@@ -141,7 +147,7 @@ class Forwards:
     async def _served(self, database_id: DatabaseId, client: Client) -> None:
         try:
             await self._serve(database_id, client)
-        except (PortClosed, GuestFailed):
+        except (PortClosed, GuestFailed, GenerationChanged):
             client.cut()  # one end is gone, or the machine slept: the client sees its connection break
         except TorporError:
             client.cut()

@@ -29,12 +29,8 @@ START_S: Final = 3600.0
 _OUTPUT_MOST: Final = 1 << 20
 _TOLD: Final = 1500
 
-_START = f"""
-systemctl start {UNIT} || {{
-    journalctl -u {UNIT} -n 20 -o cat --no-pager >&2
-    systemctl stop {UNIT}
-    exit 1
-}}"""
+_GIVE_UP = f"journalctl -u {UNIT} -n 20 -o cat --no-pager >&2; systemctl stop {UNIT}; exit 1"
+_START = f"systemctl start {UNIT} || {{ {_GIVE_UP}; }}"
 _END_SESSIONS = (
     "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity"
     " WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
@@ -156,8 +152,8 @@ async def recover(guest: Guest, target_time: datetime) -> None:
     """
     settings = f"""recovery_target_time = '{target_time.astimezone(UTC).isoformat()}'
 recovery_target_action = 'promote'
-hot_standby = off
 """
+    asked = shlex.join(_psql(["SELECT pg_is_in_recovery()"]))
     program = f"""
 install -d -m 0755 /run/torpor-postgres
 printf %s {shlex.quote(settings)} >/run/torpor-postgres/recovery.conf
@@ -165,6 +161,12 @@ rm -rf {PLACE}/archive
 install -o postgres -g postgres -m 0600 /dev/null {PLACE}/data/recovery.signal
 sync -f {PLACE}
 {_START}
+until [ "$(runuser -u postgres -- {asked} 2>/dev/null)" = f ]; do
+    systemctl is-active -q {UNIT} && [ "$(systemctl show -P NRestarts {UNIT})" = 0 ] || {{
+        {_GIVE_UP}
+    }}
+    sleep 0.2
+done
 rm -f /run/torpor-postgres/recovery.conf
 """
     await run(guest, program, timeout_s=START_S)

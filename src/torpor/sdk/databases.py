@@ -199,6 +199,13 @@ class AsyncDatabase:
         """Put it to sleep: open connections break, and the next one wakes it. Idempotent."""
         return await self._changed("hibernate", None)
 
+    async def set_idle(self, idle_seconds: int | None) -> DatabaseInfo:
+        """Let it hibernate by itself after so long without a connection; None: never."""
+        self._info = database_info(
+            await self._connection.call("PATCH", self._path, body={"idle_seconds": idle_seconds})
+        )
+        return self._info
+
     async def grow(self, size: str | int) -> DatabaseInfo:
         """Make its volume larger, while it runs. Can be repeated.
 

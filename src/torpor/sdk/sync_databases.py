@@ -123,6 +123,10 @@ class Database:
         """Put it to sleep: open connections break, and the next one wakes it. Idempotent."""
         return loop_thread.run(self._database.hibernate())
 
+    def set_idle(self, idle_seconds: int | None) -> DatabaseInfo:
+        """Let it hibernate by itself after so long without a connection; None: never."""
+        return loop_thread.run(self._database.set_idle(idle_seconds))
+
     def grow(self, size: str | int) -> DatabaseInfo:
         """Make its volume larger, while it runs. Can be repeated. Raises `InvalidRequest` if it would become smaller."""
         return loop_thread.run(self._database.grow(size))

@@ -61,6 +61,7 @@ USE = frozenset(
         "attach_exec",
         "attach_volume",
         "begin_change",
+        "change_database",
         "clone_database",
         "clone_volume",
         "confirm_change",

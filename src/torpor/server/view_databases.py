@@ -71,6 +71,10 @@ class DatabasesView:
         """Put a database of the workspace to sleep."""
         return await self._desk.hibernate(await self.id_of(name))
 
+    async def set_idle(self, name: str, idle_seconds: int | None) -> DatabaseInfo:
+        """Let a database of the workspace hibernate by itself, or not."""
+        return await self._desk.set_idle(await self.id_of(name), idle_seconds)
+
     async def grow(self, name: str, size_bytes: int) -> DatabaseInfo:
         """Make the volume of a database of the workspace larger."""
         return await self._desk.grow(await self.id_of(name), size_bytes)

@@ -69,6 +69,15 @@ class DatabaseCloneRequest(Wire):
         )
 
 
+class DatabaseChangeRequest(Wire):
+    """What PATCH /v1/databases/{database} takes."""
+
+    idle_seconds: Annotated[
+        int | None,
+        Field(description="Hibernate after so many seconds without a connection; null: never."),
+    ]
+
+
 class DatabaseGrowRequest(Wire):
     """What POST …/grow of a database takes: the new size."""
 

@@ -55,6 +55,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "grow_volume": {"size_gib": 2},
     "clone_volume": {"name": "other"},
     "attach_database": {"sandbox_id": "{sandbox_id}"},
+    "change_database": {"idle_seconds": 9},
     "clone_database": {"name": "other"},
     "grow_database": {"size": "2g"},
     "attach_volume": {"volume": "{volume}", "path": "/data"},

@@ -15,6 +15,7 @@ from torpor.server.routes.deps import EVENTS, FAILURES, Databases, streams
 from torpor.server.view_databases import DatabasesView
 from torpor.server.wire_databases import (
     DatabaseAttachRequest,
+    DatabaseChangeRequest,
     DatabaseCloneRequest,
     DatabaseGrowRequest,
     DatabaseListWire,
@@ -84,6 +85,14 @@ async def get_database(database: str, databases: Databases) -> Reply:
 async def get_database_connection(database: str, databases: Databases) -> Reply:
     """Return the URL that clients on this host connect with; the password is in it."""
     return Reply(DatabaseUrlWire(connection_url=await databases.url(database)))
+
+
+@router.patch("/{database}", response_model=DatabaseWire)
+async def change_database(
+    database: str, body: DatabaseChangeRequest, databases: Databases
+) -> Reply:
+    """Say after how long without a connection the database hibernates by itself."""
+    return Reply(DatabaseWire.of(await databases.set_idle(database, body.idle_seconds)))
 
 
 @router.delete("/{database}", status_code=204)
