@@ -30,6 +30,7 @@ from torpor.errors import (
     GuestFailed,
     GuestUnreachable,
     InsufficientResources,
+    InvalidRequest,
     OperationTimeout,
     RateLimited,
     TorporError,
@@ -364,6 +365,14 @@ def test_a_missing_path_is_a_404_everywhere(box: Sandbox) -> None:
     for call in (box.filesystem.read, box.filesystem.stat, box.filesystem.listdir):
         with pytest.raises(NotFoundError):
             call("/nope")
+
+
+def test_a_path_through_a_file_is_not_there(
+    tcp: Tcp, box: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = InvalidRequest("'/etc/passwd/x': Not a directory")
+    fails_with(monkeypatch, tcp.server.guest(box.id), "stat", wrong, wrong)
+    assert box.filesystem.exists("/etc/passwd/x") is False
 
 
 def test_an_empty_folder_has_a_list(panda: pandastack.Client, box: Sandbox) -> None:

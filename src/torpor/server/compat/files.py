@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from fastapi import APIRouter, Request, Response
 
 from torpor.base.aio import closing
+from torpor.errors import InvalidRequest, NotFound
 from torpor.model import FileInfo, SandboxId
 from torpor.sandboxes.port import EnginePort
 from torpor.server.compat.deps import TheSandbox
@@ -108,6 +109,10 @@ async def pandastack_list_dir(info: TheSandbox, path: GuestPath, engine: Engine)
 
 @router.get("/stat", response_model=FileTold)
 async def pandastack_stat_file(info: TheSandbox, path: GuestPath, engine: Engine) -> Reply:
-    """Return what a path is."""
+    """Return what a path is; one that leads through a file is not there."""
     async with engine.guest(info.id) as guest:
-        return Reply(FileTold.of(await guest.stat(path)))
+        try:
+            found = await guest.stat(path)
+        except InvalidRequest as exc:
+            raise NotFound(exc.message, path=path) from exc
+    return Reply(FileTold.of(found))
