@@ -65,6 +65,7 @@ __all__ = [
     "InvalidRequest",
     "KernelMissing",
     "KeyReused",
+    "LastGoodSnapshot",
     "LimitExceeded",
     "NotAllowed",
     "NotAuthenticated",
@@ -139,6 +140,12 @@ class WrongState(Conflict):
     """Raised when the object exists but is not in a state that allows the request."""
 
     code, http_status, exit_code = "object.wrong_state", 409, 65
+
+
+class LastGoodSnapshot(Conflict):
+    """Raised when the last snapshot of a sandbox that is known to be good would go, which needs `force`."""
+
+    code, http_status, exit_code = "snapshot.last_good", 409, 106
 
 
 class GenerationChanged(Conflict):

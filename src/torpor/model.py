@@ -142,6 +142,8 @@ class SandboxInfo:
     """The snapshot it last was at: made from, put back to, or taken of it."""
     memory_note: str | None = None
     """What is wrong with its agent's memory since the machine moved: not put back yet, or otherwise than asked for."""
+    health_note: str | None = None
+    """What its watch found wrong, and what to do; None: nothing, or nobody watches it."""
     generation: int = 1
     """Raised whenever the machine's past changes: at each restore, rollback, fork and wake."""
     ttl_left_seconds: float | None = None
@@ -154,6 +156,17 @@ class SandboxInfo:
 
     workspace: str = DEFAULT_WORKSPACE
     """Who may see it: the tokens of that workspace."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goodness:
+    """Why a snapshot is known to be good."""
+
+    found_by: str
+    """Id of the change that was kept, or of the drill that passed."""
+    reason: str
+    """One sentence."""
+    found_at: datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,6 +209,8 @@ class SnapshotInfo:
     """What came of asking its programs to hold still; None: they were not asked."""
     protected: tuple[str, ...] = ()
     """Why it cannot be deleted now, a reason each; kept beside the snapshot, not in it."""
+    good: Goodness | None = None
+    """Why it is known to be good; kept beside the snapshot, not in it. The newest such one of a sandbox stays."""
     workspace: str = DEFAULT_WORKSPACE
     """That of its sandbox; a template's own snapshot may be used from all."""
     watermark: Watermark | None = None

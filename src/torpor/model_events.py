@@ -14,11 +14,11 @@ class StateEvent:
     id: str
     """Where it stands in the daemon's log; give it to go on behind it."""
     kind: str
-    """`sandbox`, `snapshot` or `template`; `gap`: events were missed here, look at things anew."""
+    """`sandbox`, `snapshot`, `template` or `watch`; `gap`: events were missed here, look at things anew."""
     object_id: str
     """Id of the sandbox or snapshot, name of the template; empty for a gap."""
     state: str
-    """A sandbox's state; `created`, `deleted`; `built`."""
+    """A sandbox's state; `created`, `deleted`; `built`; what a watch finds: `failing`, `passing`, or `ended`."""
     at: datetime
     workspace: str | None
     """None: of all."""

@@ -17,6 +17,7 @@ from torpor.errors import (
     GuestFailed,
     InsufficientResources,
     InvalidRequest,
+    LastGoodSnapshot,
     NotFound,
     QuiesceFailed,
     SnapshotUnusable,
@@ -28,6 +29,7 @@ from torpor.layers.verify import Damage
 from torpor.model import (
     BootMode,
     Consistency,
+    Goodness,
     MemoryChoice,
     RestoreSpec,
     SandboxId,
@@ -88,6 +90,7 @@ class FakeSnapshots:
         self.claims = Claims()
         self.disk_is_full = False
         self.needs: dict[tuple[SnapshotId, str], str] = {}
+        self.good: dict[SnapshotId, Goodness] = {}
         self.room: int | None = None
         """How many more sandboxes fit."""
 
@@ -203,7 +206,31 @@ class FakeSnapshots:
     async def get_snapshot(self, snapshot_id: SnapshotId) -> SnapshotInfo:
         return self._seen(self._point(snapshot_id).info)
 
-    async def delete_snapshot(self, snapshot_id: SnapshotId) -> int:
+    async def mark_good(self, snapshot_id: SnapshotId, found_by: str, reason: str) -> None:
+        self._point(snapshot_id)
+        mark = Goodness(found_by=found_by, reason=reason, found_at=datetime.now(UTC))
+        self.good[snapshot_id] = mark
+
+    async def unmark_good(self, snapshot_id: SnapshotId) -> None:
+        self.good.pop(snapshot_id, None)
+
+    async def last_good(self, sandbox_id: SandboxId) -> SnapshotInfo | None:
+        found = [p.info for p in self._of(sandbox_id) if p.info.id in self.good]
+        return self._seen(found[0]) if found else None
+
+    async def note_health(self, sandbox_id: SandboxId, note: str | None, state: str) -> None:
+        sandbox = self.sandboxes[sandbox_id]
+        sandbox.info = replace(sandbox.info, health_note=note)
+        self.log.record("watch", sandbox_id, state, sandbox.info.workspace, note=note)
+
+    async def delete_snapshot(self, snapshot_id: SnapshotId, *, force: bool = False) -> int:
+        info = self._point(snapshot_id).info
+        last = await self.last_good(info.sandbox_id) if info.sandbox_id else None
+        if last is not None and last.id == snapshot_id and not force:
+            raise LastGoodSnapshot(
+                f"snapshot {snapshot_id} is the last one that is known to be good",
+                hint=f"force it: torpor snapshot rm {snapshot_id} --force",
+            )
         reasons = self._seen(self._point(snapshot_id).info).protected
         if reasons:
             raise Conflict(f"snapshot {snapshot_id} is needed: {'; '.join(reasons)}")
@@ -405,7 +432,7 @@ class FakeSnapshots:
 
     def _seen(self, info: SnapshotInfo) -> SnapshotInfo:
         reasons = tuple(why for (of, _), why in sorted(self.needs.items()) if of == info.id)
-        return replace(info, protected=reasons)
+        return replace(info, protected=reasons, good=self.good.get(info.id))
 
     async def rollback(
         self,

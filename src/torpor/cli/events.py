@@ -16,7 +16,7 @@ def events(
         str | None, typer.Option(metavar="ID", help="Go on behind this event; default: from now.")
     ] = None,
     kind: Annotated[
-        list[str] | None, typer.Option(help="Only `sandbox`, `snapshot` or `template`.")
+        list[str] | None, typer.Option(help="Only `sandbox`, `snapshot`, `template` or `watch`.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -49,11 +49,14 @@ def matching(text: str) -> list[Snapshot]:
         begins = (text, f"snap_{text}")
         return [s for s in Snapshot.list() if text and s.id.startswith(begins)]
     begins = (sandbox, f"sbx_{sandbox}")
-    return [
-        s
-        for s in Snapshot.list()
-        if sandbox and s.label == label and (s.sandbox_id or "").startswith(begins)
-    ]
+    labelled = [s for s in Snapshot.list() if sandbox and s.label == label]
+    found = [s for s in labelled if (s.sandbox_id or "").startswith(begins)]
+    if found or not labelled:
+        return found
+    from torpor.sdk.sync_sandbox import Sandbox
+
+    named = {s.id for s in Sandbox.list(metadata={"name": sandbox}, page_size=1000)}
+    return [s for s in labelled if s.sandbox_id in named]
 
 
 def find_source(text: str) -> str:

@@ -21,6 +21,7 @@ from torpor.cli.output import (
     print_json,
     print_table,
     span,
+    visible,
 )
 from torpor.cli.volume_options import volume_options
 from torpor.errors import InvalidRequest
@@ -165,6 +166,9 @@ def ls(
             ],
             empty="no sandboxes; `torpor create` makes one",
         )
+        for info in found:
+            if info.health_note is not None:
+                print(f"{info.id}  {visible(info.health_note)}")
 
 
 def get(sandbox: SandboxArg, as_json: AsJson = False) -> None:

@@ -186,6 +186,7 @@ def show(snapshot: SnapshotArg, as_json: AsJson = False) -> None:
     facts["created_at"] = f"{info.created_at:%Y-%m-%d %H:%M:%S} UTC, {age(info.created_at)} ago"
     facts["env"] = ", ".join(info.env_names) or None
     facts["protected"] = "; ".join(info.protected) or None
+    facts["good"] = None if info.good is None else info.good.reason
     for name in ("ram_mib", "disk_gib", "size_bytes", "pause_ms", "env_names"):
         del facts[name]
     print_facts(facts)
@@ -200,13 +201,17 @@ def rm(
         list[str],
         typer.Argument(metavar="SNAPSHOT…", help="Ids, beginnings of ids, or SANDBOX@LABEL."),
     ],
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Also the last one of a sandbox that is known to be good."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Remove snapshots; what others need of them stays. `torpor layers` says what this frees."""
     found = [find_snapshot(text) for text in snapshots]
     freed: dict[str, int] = {}
     for snapshot in found:
-        freed[snapshot.id] = snapshot.delete()
+        freed[snapshot.id] = snapshot.delete(force=force)
         if not as_json:
             print(f"{snapshot.id}  {format_bytes(freed[snapshot.id])} freed")
     if as_json:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,15 @@ class Database:
     def begin(self) -> Any:
         """Return a context with a connection in one transaction that is durable when it is left."""
         return self.engine.begin()
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[Any]:
+        """Enter a connection in one transaction, durable when it is left; the database's own errors become ours."""
+        try:
+            with self.engine.begin() as connection:
+                yield connection
+        except DatabaseError as exc:
+            raise translate(exc, str(self.engine.url.database)) from exc
 
     def close(self) -> None:
         """Close all connections."""

@@ -19,6 +19,7 @@ from torpor.base.clock import SystemClock
 from torpor.base.home import Home
 from torpor.base.ids import check_id, is_id, new_id
 from torpor.db.database import Database
+from torpor.db.good_snapshots import GoodRows
 from torpor.db.memory_moves import MemoryMoves
 from torpor.db.protections import Protection, ProtectionRows
 from torpor.db.sandboxes import MachineLayers, SandboxRow, SandboxRows
@@ -42,6 +43,7 @@ from torpor.memory.service import MemoryService, choose_embedder
 from torpor.model import (
     BuildEvent,
     Consistency,
+    Goodness,
     MemoryChoice,
     OnTimeout,
     RestoreSpec,
@@ -68,6 +70,7 @@ from torpor.sandboxes.capture import Wish
 from torpor.sandboxes.claims import Claim
 from torpor.sandboxes.comeback import SLEEP, layers_at
 from torpor.sandboxes.fit import check_fits, misfit
+from torpor.sandboxes.goodness import GoodSnapshots
 from torpor.sandboxes.lifecycle import WITH_MACHINE
 from torpor.sandboxes.memories import AgentMemories
 from torpor.sandboxes.memory_moves import FollowingMemory
@@ -171,6 +174,7 @@ def open_engine(home: Home, *, take_inventory: TakeInventory | None = None) -> E
         clock=clock,
         quota=quota,
         protections=Protections(ProtectionRows(database)),
+        good=GoodSnapshots(GoodRows(database)),
         take_inventory=take_inventory,
         report=lambda name, exc: log.error("%s: %s", name, exc, exc_info=exc),
     )
@@ -229,6 +233,7 @@ class Engine:
         for problem in await asyncio.to_thread(self._parts.layers.load):
             self._parts.report("a snapshot", problem)
         await self._parts.protections.load()
+        await self._parts.good.load(m.info.id for m in self._parts.layers.snapshots())
         await self._parts.volumes.shelf.load()
         await self._parts.templates.clean()
         await asyncio.to_thread(self._memories.clean)
@@ -581,10 +586,34 @@ class Engine:
         """Let go of a snapshot, or of all that `holder` protects."""
         await self._parts.protections.drop(snapshot_id, holder)
 
-    def _seen(self, manifest: Manifest) -> SnapshotInfo:
-        return self._parts.protections.seen(manifest.info)
+    async def mark_good(self, snapshot_id: SnapshotId, found_by: str, reason: str) -> None:
+        """Note that a snapshot is known to be good."""
+        self._parts.origin(check_snapshot_id(snapshot_id))
+        mark = Goodness(found_by=found_by, reason=reason, found_at=self._parts.clock.now())
+        await self._parts.good.mark(snapshot_id, mark)
 
-    async def delete_snapshot(self, snapshot_id: SnapshotId) -> int:
+    async def unmark_good(self, snapshot_id: SnapshotId) -> None:
+        """Note that a snapshot is not known to be good any more."""
+        await self._parts.good.forget(snapshot_id)
+
+    async def last_good(self, sandbox_id: SandboxId) -> SnapshotInfo | None:
+        """Return the newest snapshot of a sandbox that is known to be good."""
+        infos = [self._seen(m) for m in self._parts.layers.snapshots(sandbox_id)]
+        return self._parts.good.last(infos).get(sandbox_id)
+
+    async def note_health(self, sandbox_id: SandboxId, note: str | None, state: str) -> None:
+        """Show what a watch found with the sandbox, and tell those who follow events."""
+        info = await self.get(sandbox_id)
+        if note is None:
+            self._parts.health.pop(sandbox_id, None)
+        else:
+            self._parts.health[sandbox_id] = note
+        self._parts.events.record("watch", sandbox_id, state, info.workspace, note=note)
+
+    def _seen(self, manifest: Manifest) -> SnapshotInfo:
+        return self._parts.good.seen(self._parts.protections.seen(manifest.info))
+
+    async def delete_snapshot(self, snapshot_id: SnapshotId, *, force: bool = False) -> int:
         """Remove a snapshot; return the bytes that this freed."""
         manifest = self._parts.layers.get(check_snapshot_id(snapshot_id))
         asleep = self._stand_on(manifest.info.id)
@@ -600,6 +629,9 @@ class Engine:
                 hint="try again in a moment",
             )
         self._parts.protections.check_free(manifest.info.id)
+        if not force and manifest.info.sandbox_id in self._tasks:
+            infos = [m.info for m in self._parts.layers.snapshots(manifest.info.sandbox_id)]
+            self._parts.good.check_not_last(manifest.info, infos)
         await self._remove_snapshot(manifest.info.id)
         return await self.collect()
 
@@ -712,6 +744,7 @@ class Engine:
         self._parts.going.add(snapshot_id)
         try:
             await asyncio.to_thread(self._parts.layers.remove, snapshot_id)
+            await self._parts.good.forget(snapshot_id)
         finally:
             self._parts.going.discard(snapshot_id)
 
@@ -897,9 +930,11 @@ class Engine:
         return self._row(made, Sizes(info.vcpus, info.ram_mib, info.disk_gib), template, origin)
 
     def _noted(self, info: SandboxInfo) -> SandboxInfo:
-        """Return `info` with what is wrong with its agent's memory, if anything is."""
-        note = self._moves.note(info.id)
-        return info if note is None else replace(info, memory_note=note)
+        """Return `info` with what is wrong with its agent's memory, and what its watch found, if anything is."""
+        note, health = self._moves.note(info.id), self._parts.health.get(info.id)
+        if note is None and health is None:
+            return info
+        return replace(info, memory_note=note, health_note=health)
 
     async def _task(self, sandbox_id: SandboxId) -> SandboxTask:
         task = self._tasks.get(sandbox_id)
@@ -952,7 +987,9 @@ class Engine:
                     await task.go_on()
         now = self._parts.clock.now()
         snapshots = [self._seen(m) for m in self._parts.layers.snapshots()]
-        for snapshot_id in superseded(snapshots, [t.info for t in self._tasks.values()], now):
+        last_good = {info.id for info in self._parts.good.last(snapshots).values()}
+        living = [t.info for t in self._tasks.values()]
+        for snapshot_id in superseded(snapshots, living, now, last_good=last_good):
             if self._is_free(snapshot_id):  # what was so before the last removal may be so no more
                 await self._remove_snapshot(snapshot_id)
         await self.collect()

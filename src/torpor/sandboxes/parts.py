@@ -23,6 +23,7 @@ from torpor.model import SandboxId, SandboxInfo, SandboxState, SnapshotId
 from torpor.model_inventory import Inventory
 from torpor.sandboxes.claims import Claims
 from torpor.sandboxes.events import EventLog
+from torpor.sandboxes.goodness import GoodSnapshots
 from torpor.sandboxes.memory_moves import FollowingMemory
 from torpor.sandboxes.protect import Protections
 from torpor.sandboxes.quota import Quota
@@ -64,6 +65,8 @@ class Parts:
     connect_guest: ConnectGuest
     clock: Clock
     protections: Protections
+    good: GoodSnapshots
+    """Which snapshots are known to be good."""
     claims: Claims = field(default_factory=Claims)
     """Who works on which sandbox."""
     report: Callable[[str, BaseException], None]
@@ -100,6 +103,8 @@ class Parts:
     """What the agents' memory has to do when machines move. Set by the engine."""
     take_inventory: TakeInventory | None = None
     """Takes a machine's inventory before a snapshot, within seconds; set by the daemon."""
+    health: dict[SandboxId, str] = field(default_factory=dict)
+    """What watches found wrong, in a sentence each; whoever watches says it again in the next daemon."""
     quota: Quota = field(default_factory=Quota)
     events: EventLog = field(default_factory=EventLog)
     """Takes every change of state."""

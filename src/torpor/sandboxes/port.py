@@ -210,6 +210,31 @@ class EnginePort(Protocol):
         """End the holder's protection of a snapshot, or of all (None). What is not protected is no error."""
         ...
 
+    async def mark_good(self, snapshot_id: SnapshotId, found_by: str, reason: str) -> None:
+        """Note that a snapshot is known to be good, found by a change or drill; durable. Raises `NotFound`."""
+        ...
+
+    async def unmark_good(self, snapshot_id: SnapshotId) -> None:
+        """Note that a snapshot is not known to be good any more. One that was not is no error."""
+        ...
+
+    async def last_good(self, sandbox_id: SandboxId) -> SnapshotInfo | None:
+        """Return the newest snapshot of a sandbox that is known to be good; it is never removed by itself."""
+        ...
+
+    async def note_health(self, sandbox_id: SandboxId, note: str | None, state: str) -> None:
+        """Show a note with the sandbox (None: no more) for as long as the daemon lives, and record an event `watch`.
+
+        Args:
+            sandbox_id: which sandbox.
+            note: what is wrong, and what to do.
+            state: the event's: `failing` or `passing`.
+
+        Raises:
+            NotFound: no such sandbox.
+        """
+        ...
+
     async def snapshot(
         self,
         sandbox_id: SandboxId,
@@ -257,8 +282,13 @@ class EnginePort(Protocol):
         """Return one snapshot. Raises `NotFound`."""
         ...
 
-    async def delete_snapshot(self, snapshot_id: SnapshotId) -> int:
-        """Remove a snapshot; return the bytes freed. Raises `Conflict` while a sandbox sleeps at it or it is protected."""
+    async def delete_snapshot(self, snapshot_id: SnapshotId, *, force: bool = False) -> int:
+        """Remove a snapshot; return the bytes freed.
+
+        Raises:
+            Conflict: a sandbox sleeps at it, or it is protected.
+            LastGoodSnapshot: it is the last of a living sandbox that is known to be good; `force` removes it all the same.
+        """
         ...
 
     async def verify_snapshot(self, snapshot_id: SnapshotId) -> tuple[Damage, ...]:

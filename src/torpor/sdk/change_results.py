@@ -67,7 +67,7 @@ class ChangeOptions:
         text, source = checks_text(self.checks)
         return {
             "reason": reason,
-            "author": _who() if self.author is None else self.author,
+            "author": who() if self.author is None else self.author,
             "target": self.target,
             "kind": "block" if self.run is None else "command",
             "command": self.run,
@@ -76,7 +76,7 @@ class ChangeOptions:
             "command_timeout_seconds": self.run_timeout_seconds,
             "checks": text,
             "checks_source": source,
-            "profile": _profile_text(self.profile),
+            "profile": profile_text(self.profile),
             "change_kind": self.kind,
             "allow": list(self.allow),
             "inventory": self.inventory,
@@ -106,7 +106,7 @@ def checks_text(checks: Checks | None) -> tuple[str | None, str]:
     return _read(Path(checks), "checks file"), str(checks)
 
 
-def _profile_text(profile: str | Path | None) -> str | None:
+def profile_text(profile: str | Path | None) -> str | None:
     """Return a profile's name, or the text of its file."""
     if isinstance(profile, Path) or (
         profile and "\n" not in profile and ("/" in profile or profile.endswith((".yaml", ".yml")))
@@ -123,7 +123,8 @@ def _read(path: Path, what: str) -> str:
         raise InvalidRequest(f"the {what} {path} cannot be read: {why}") from exc
 
 
-def _who() -> str:
+def who() -> str:
+    """Return the user's name, for whoever reads who asked; empty when it is not known."""
     try:
         return getpass.getuser()
     except (OSError, KeyError):

@@ -49,6 +49,7 @@ def sandbox_info(body: Body) -> SandboxInfo:
         parent_snapshot=body["parent_snapshot"],
         generation=body["generation"],
         memory_note=body.get("memory_note"),
+        health_note=body.get("health_note"),
         ttl_left_seconds=body.get("ttl_left_seconds"),
         workspace=body.get("workspace", DEFAULT_WORKSPACE),
     )

@@ -42,6 +42,7 @@ from torpor.sdk.process import (
     exec_body,
     start_process,
 )
+from torpor.sdk.proofs import AsyncProofs
 from torpor.sdk.results import ExecResult
 from torpor.sdk.sandbox_volumes import AsyncSandboxVolumes
 from torpor.sdk.sse import sse_events
@@ -54,7 +55,7 @@ LIFE_LIMIT_S = 120.0
 
 
 class AsyncSandbox(
-    AsyncMoves, AsyncChecks, AsyncSandboxVolumes, AsyncPorts, AsyncCode, AsyncFamiliar
+    AsyncMoves, AsyncChecks, AsyncProofs, AsyncSandboxVolumes, AsyncPorts, AsyncCode, AsyncFamiliar
 ):
     """One sandbox. Made by `create`, `get` or `list`; as a context manager it is deleted at the end.
 

@@ -8,7 +8,15 @@ from datetime import datetime
 from typing import Any, TypedDict
 
 from torpor.base.plain import from_plain
-from torpor.model import AgentMemory, Network, OnTimeout, SandboxId, SnapshotId, SnapshotInfo
+from torpor.model import (
+    AgentMemory,
+    Goodness,
+    Network,
+    OnTimeout,
+    SandboxId,
+    SnapshotId,
+    SnapshotInfo,
+)
 from torpor.model_access import DEFAULT_WORKSPACE
 from torpor.model_memory import Watermark
 from torpor.model_quiesce import QuiesceSpec, quiesce_spec, report_from_json, spec_to_json
@@ -162,9 +170,20 @@ def snapshot_info(body: Mapping[str, Any]) -> SnapshotInfo:
         volumes_mode=body.get("volumes_mode"),
         env_names=tuple(body.get("env_names", ())),
         protected=tuple(body.get("protected") or ()),
+        good=_goodness(body.get("good")),
         workspace=body.get("workspace", DEFAULT_WORKSPACE),
         watermark=_watermark(body.get("watermark")),
         inventory=body.get("inventory", "not taken: by an earlier version"),
+    )
+
+
+def _goodness(body: Mapping[str, Any] | None) -> Goodness | None:
+    if body is None:
+        return None
+    return Goodness(
+        found_by=body["found_by"],
+        reason=body["reason"],
+        found_at=datetime.fromisoformat(body["found_at"]),
     )
 
 

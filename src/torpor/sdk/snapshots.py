@@ -184,14 +184,16 @@ class AsyncSnapshot(SnapshotFields):
         return nodes_of(await connection(client).call("GET", "/v1/tree", query=query))
 
     @dual
-    async def delete(self) -> int:
+    async def delete(self, *, force: bool = False) -> int:
         """Remove the snapshot; return the bytes that this freed. What others need of it stays.
 
         Raises:
             NotFound: there is none.
             Conflict: a sandbox sleeps at it.
+            LastGoodSnapshot: it is the last of its sandbox that is known to be good, and `force` is off.
         """
-        body = await self._connection.call("DELETE", self._path, limit_s=LIFE_LIMIT_S)
+        query = {"force": True} if force else {}
+        body = await self._connection.call("DELETE", self._path, query=query, limit_s=LIFE_LIMIT_S)
         freed: int = body["freed_bytes"]
         return freed
 

@@ -76,9 +76,12 @@ class Snapshot(SnapshotFields):
         return loop_thread.run(AsyncSnapshot.tree(sandbox_id=sandbox_id, client=client))
 
     @dual
-    def delete(self) -> int:
-        """Remove the snapshot; return the bytes that this freed. Raises `Conflict` if a sandbox sleeps at it."""
-        return loop_thread.run(self._snapshot.delete())
+    def delete(self, *, force: bool = False) -> int:
+        """Remove the snapshot; return the bytes that this freed. Raises `Conflict` if a sandbox sleeps at it.
+
+        Raises `LastGoodSnapshot` for the last of its sandbox that is known to be good, unless `force` is on.
+        """
+        return loop_thread.run(self._snapshot.delete(force=force))
 
     @dual
     def verify(self) -> Verification:

@@ -49,6 +49,7 @@ from torpor.server.routes import (
     templates,
     tokens,
     volumes,
+    watches,
 )
 from torpor.server.routes import databases as databases_routes
 from torpor.server.routes import metrics as metrics_routes
@@ -121,6 +122,7 @@ def create_app(
         holds.router,
         snapshots.router,
         changes.router,
+        watches.router,
         volumes.router,
         databases_routes.router,
         inventories.router,

@@ -421,7 +421,27 @@ class EngineView:
             await self.get_snapshot(snapshot_id)
         await self._engine.unprotect(snapshot_id, holder)
 
-    async def delete_snapshot(self, snapshot_id: SnapshotId) -> int:
+    async def mark_good(self, snapshot_id: SnapshotId, found_by: str, reason: str) -> None:
+        """Note that a snapshot of the workspace is known to be good."""
+        await self.get_snapshot(snapshot_id)
+        await self._engine.mark_good(snapshot_id, found_by, reason)
+
+    async def unmark_good(self, snapshot_id: SnapshotId) -> None:
+        """Note that a snapshot of the workspace is not known to be good any more."""
+        await self.get_snapshot(snapshot_id)
+        await self._engine.unmark_good(snapshot_id)
+
+    async def last_good(self, sandbox_id: SandboxId) -> SnapshotInfo | None:
+        """Return the newest good snapshot of a sandbox of the workspace."""
+        await self.get(sandbox_id)
+        return await self._engine.last_good(sandbox_id)
+
+    async def note_health(self, sandbox_id: SandboxId, note: str | None, state: str) -> None:
+        """Show a note with a sandbox of the workspace."""
+        await self.get(sandbox_id)
+        await self._engine.note_health(sandbox_id, note, state)
+
+    async def delete_snapshot(self, snapshot_id: SnapshotId, *, force: bool = False) -> int:
         """Remove a snapshot of the workspace; a template's own only as admin."""
         info = await self.get_snapshot(snapshot_id)
         if info.reason == "template" and self._principal.scope is not Scope.ADMIN:
@@ -429,7 +449,7 @@ class EngineView:
                 f"snapshot {snapshot_id} is the template {info.template}'s own",
                 hint="a token of scope `admin` may remove it",
             )
-        return await self._engine.delete_snapshot(snapshot_id)
+        return await self._engine.delete_snapshot(snapshot_id, force=force)
 
     async def verify_snapshot(self, snapshot_id: SnapshotId) -> tuple[Damage, ...]:
         """Compare all that a snapshot needs with its digests."""

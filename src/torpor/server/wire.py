@@ -199,6 +199,9 @@ class SandboxWire(Wire):
         str | None,
         Field(description="What is wrong with its agent's memory since the machine moved."),
     ]
+    health_note: Annotated[
+        str | None, Field(description="What its watch found wrong, and what to do.")
+    ]
     generation: int
     workspace: str
 
@@ -232,6 +235,7 @@ class SandboxWire(Wire):
             idle_seconds=info.idle_seconds,
             parent_snapshot=info.parent_snapshot,
             memory_note=info.memory_note,
+            health_note=info.health_note,
             generation=info.generation,
             workspace=info.workspace,
         )

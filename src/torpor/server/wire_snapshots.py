@@ -12,6 +12,7 @@ from torpor.errors import TorporError, error_to_wire
 from torpor.layers.verify import Damage
 from torpor.model import (
     Consistency,
+    Goodness,
     MemoryChoice,
     Network,
     OnTimeout,
@@ -50,6 +51,19 @@ class SnapshotRequest(HibernateRequest):
         VolumesMode,
         Field(description="`include` them, or `detach` them before; see the docs on volumes."),
     ] = "include"
+
+
+class GoodnessWire(Wire):
+    """Why a snapshot is known to be good."""
+
+    found_by: Annotated[str, Field(description="Id of the change that was kept, or the drill.")]
+    reason: str
+    found_at: datetime
+
+    @staticmethod
+    def of(mark: Goodness) -> GoodnessWire:
+        """Return `mark` as JSON has it."""
+        return GoodnessWire(found_by=mark.found_by, reason=mark.reason, found_at=mark.found_at)
 
 
 class SnapshotWire(Wire):
@@ -92,6 +106,12 @@ class SnapshotWire(Wire):
     protected: Annotated[
         list[str], Field(description="Why it cannot be deleted now; empty when it can.")
     ]
+    good: Annotated[
+        GoodnessWire | None,
+        Field(
+            description="Why it is known to be good; the newest such one of a sandbox is never removed by itself."
+        ),
+    ]
     workspace: str
     watermark: Annotated[
         Watermark | None, Field(description="Where the memory of its agent stood.")
@@ -129,6 +149,7 @@ class SnapshotWire(Wire):
             volumes_mode=info.volumes_mode,
             env_names=info.env_names,
             protected=list(info.protected),
+            good=None if info.good is None else GoodnessWire.of(info.good),
             workspace=info.workspace,
             watermark=info.watermark,
             inventory=info.inventory,

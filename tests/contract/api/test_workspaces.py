@@ -39,6 +39,7 @@ PREFIXES = {
 }
 BODIES: dict[str, dict[str, Any]] = {
     "begin_change": {"reason": "x", "command": "true"},
+    "put_watch": {"checks": "required: {file: {/x: {exists: true}}}"},
     "rollback_sandbox": {"snapshot_id": "{snapshot_id}"},
     "exec_command": {"cmd": "true"},
     "exec_stream": {"cmd": "true"},

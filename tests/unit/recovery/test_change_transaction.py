@@ -17,6 +17,7 @@ from torpor.errors import (
     GuestUnreachable,
     InsufficientResources,
     InvalidRequest,
+    LastGoodSnapshot,
     NotFound,
     VmmFailed,
     WrongState,
@@ -444,7 +445,14 @@ def test_what_others_may_do_meanwhile(act: Act) -> None:
             await stage.engine.rollback(box.id, old.id)
         await stage.engine.hibernate(box.id)  # it may sleep on probation
         assert (await stage.desk.confirm(begun.id)).state is S.KEPT
-        await stage.engine.delete_snapshot(waiting.snapshot_id)
+        good = await stage.engine.last_good(box.id)
+        assert good is not None
+        assert good.good is not None
+        assert good.good.found_by == begun.id
+        assert good.id == waiting.snapshot_id
+        with pytest.raises(LastGoodSnapshot):
+            await stage.engine.delete_snapshot(good.id)
+        await stage.engine.delete_snapshot(good.id, force=True)
 
     act(scene)
 

@@ -14,6 +14,7 @@ from tests.fakes.driver import FakeConnect, FakeDriver, FakeVmm
 from tests.fakes.records import FakeClock, make_template
 from torpor.base.home import Home
 from torpor.db.database import Database
+from torpor.db.good_snapshots import GoodRows
 from torpor.db.memory_moves import MemoryMoves
 from torpor.db.protections import ProtectionRows
 from torpor.db.sandboxes import SandboxRows
@@ -24,6 +25,7 @@ from torpor.memory.service import MemoryService
 from torpor.model import SandboxFilter, SandboxId, SandboxInfo, SandboxSpec, SandboxState
 from torpor.sandboxes import admission
 from torpor.sandboxes.engine import Engine
+from torpor.sandboxes.goodness import GoodSnapshots
 from torpor.sandboxes.parts import Parts
 from torpor.sandboxes.protect import Protections
 from torpor.templates import Template
@@ -96,6 +98,7 @@ class World:
             home=self.home,
             rows=SandboxRows(database),
             protections=Protections(ProtectionRows(database)),
+            good=GoodSnapshots(GoodRows(database)),
             layers=layers,
             volumes=VolumeDesk(shelf, layers, self.driver, self.clock),
             driver=self.driver,

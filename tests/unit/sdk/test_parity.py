@@ -62,6 +62,7 @@ DUALS = {
     "inventory",
     "is_running",
     "kill",
+    "look",
     "pause",
     "ports",
     "preview_url",
@@ -76,8 +77,11 @@ DUALS = {
     "snapshot",
     "snapshots",
     "test_quiesce",
+    "unwatch",
     "volumes",
     "wake",
+    "watch",
+    "watched",
 }
 SNAPSHOT_DUALS = {"delete", "diff", "inventory", "restore", "verify"}
 

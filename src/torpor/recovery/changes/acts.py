@@ -23,6 +23,7 @@ from torpor.recovery.changes.command import CommandRun
 from torpor.recovery.changes.feeds import Feeds
 from torpor.recovery.changes.holdings import HoldingsFiles
 from torpor.recovery.changes.looks import Look, Looker, Phase, look_json, opinion, told
+from torpor.recovery.changes.proving import mark_kept, mark_put_back
 from torpor.recovery.changes.quiet import described, point_json, take_point
 from torpor.sandboxes.claims import Act, Claim
 from torpor.sandboxes.port import EnginePort
@@ -297,6 +298,8 @@ class Acts:
 
     async def step_keep(self, row: ChangeRow, verdict: ChangeVerdict, why: str) -> dict[str, Any]:
         """Keep the change."""
+        if row.info.is_open and verdict == "kept":
+            await mark_kept(self.engine, row)
         await self._close(row, S.KEPT, verdict=verdict, why=why)
         reach("change.kept")
         return {}
@@ -367,6 +370,8 @@ class Acts:
 
     async def step_rolled_back(self, row: ChangeRow) -> dict[str, Any]:
         """End a change that was undone."""
+        if row.info.is_open:
+            await mark_put_back(self.engine, row)
         await self._close(row, S.ROLLED_BACK, verdict="rolled_back")
         reach("change.undone")
         return {}

@@ -177,6 +177,11 @@ class ChangeDesk:
             raise InvalidRequest(f"limit is {limit}; 1 to {_LIST_MOST} is wanted")
         return await asyncio.to_thread(self._rows.infos, sandbox_id, limit)
 
+    async def open_of(self, sandbox_id: SandboxId) -> ChangeInfo | None:
+        """Return the change of a sandbox that is open; None: there is none."""
+        row = await asyncio.to_thread(self._rows.open_of, sandbox_id)
+        return None if row is None else row.info
+
     async def report(self, change_id: str) -> Mapping[str, Any]:
         """Return the evidence of a change, so far or for good. Raises `NotFound`."""
         row = await self._acts.row(check_change_id(change_id))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from typing import Annotated
+
+from fastapi import APIRouter, Query
 
 from torpor.model import SandboxId, SnapshotId, SnapshotReason
 from torpor.model_quiesce import quiesce_spec
@@ -97,9 +99,15 @@ async def get_snapshot(snapshot_id: str, engine: Engine) -> Reply:
 
 
 @router.delete("/snapshots/{snapshot_id}", response_model=SnapshotDeletedWire)
-async def delete_snapshot(snapshot_id: str, engine: Engine) -> Reply:
+async def delete_snapshot(
+    snapshot_id: str,
+    engine: Engine,
+    force: Annotated[
+        bool, Query(description="Also the last one of a sandbox that is known to be good.")
+    ] = False,
+) -> Reply:
     """Remove a snapshot; layers that others need stay. Refused while a sandbox sleeps at it."""
-    freed = await engine.delete_snapshot(SnapshotId(snapshot_id))
+    freed = await engine.delete_snapshot(SnapshotId(snapshot_id), force=force)
     return Reply(SnapshotDeletedWire(deleted=snapshot_id, freed_bytes=freed))
 
 

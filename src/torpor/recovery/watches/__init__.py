@@ -1,0 +1,1 @@
+"""Watches: checks that are run on a machine again and again, outside any change."""
