@@ -140,6 +140,8 @@ def test_labels_need_not_be_unique(panda: pandastack.Client, servers: Servers) -
     assert two["id"].startswith("x-")
     assert two["always_on"] is True
     assert panda.databases.create()["id"] == "db"
+    long = panda.databases.create(label=f"{'a' * 55}-{'b' * 40}")
+    assert long["id"] == "a" * 55
 
 
 def test_a_database_that_could_not_be_made_says_why(

@@ -155,7 +155,7 @@ async def _free_name(
     databases: DatabasesView, provisions: Provisions, workspace: str, label: str
 ) -> str:
     """Return a name made of a label, which several databases may have."""
-    name = name_for(label)[:56]
+    name = name_for(label)[:56].rstrip("._-")
     taken = {info.name for info in await databases.list()}
     if name in taken or provisions.find(workspace, name) is not None:
         name = f"{name}-{secrets.token_hex(3)}"
