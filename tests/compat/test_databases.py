@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
 
 import pandastack
 import pytest
@@ -26,6 +25,9 @@ from torpor.model_databases import (
 )
 
 MADE_IN_S = 0.3
+METHODS = (
+    *("create", "clone", "list", "get", "url", "delete", "wake", "set_idle", "reset_password"),
+)
 
 
 class Servers:
@@ -67,52 +69,48 @@ class Servers:
                 return info
         raise no_database(name)
 
+    async def create(self, spec: DatabaseSpec, progress: Progress) -> DatabaseInfo:
+        return await self.make(spec.name, spec, progress)
+
+    async def clone(self, name: str, spec: CloneSpec, progress: Progress) -> DatabaseInfo:
+        source = self.found(name)
+        made = await self.make(spec.name, DatabaseSpec(name=spec.name), progress)
+        self.there[made.id] = replace(made, parent=source.id)
+        return self.there[made.id]
+
+    async def list(self) -> tuple[DatabaseInfo, ...]:
+        return tuple(self.there.values())
+
+    async def get(self, name: str) -> DatabaseInfo:
+        return self.found(name)
+
+    async def url(self, name: str) -> str:
+        info = self.found(name)
+        return f"postgresql://postgres:p%40ss%2F1@127.0.0.1:{info.port}/postgres"
+
+    async def delete(self, name: str, *, keep_volume: bool = False) -> None:
+        del self.there[self.found(name).id]
+
+    async def wake(self, name: str) -> DatabaseInfo:
+        info = replace(self.found(name), state=DatabaseState.RUNNING)
+        self.there[info.id] = info
+        return info
+
+    async def set_idle(self, name: str, idle_seconds: int | None) -> DatabaseInfo:
+        info = replace(self.found(name), idle_seconds=idle_seconds)
+        self.there[info.id] = info
+        return info
+
+    async def reset_password(self, name: str) -> str:
+        return (await self.url(name)).replace("ss%2F1", "new")
+
 
 @pytest.fixture
 def servers(monkeypatch: pytest.MonkeyPatch) -> Servers:
     found = Servers()
-
-    async def create(_: Any, spec: DatabaseSpec, progress: Progress) -> DatabaseInfo:
-        return await found.make(spec.name, spec, progress)
-
-    async def clone(_: Any, name: str, spec: CloneSpec, progress: Progress) -> DatabaseInfo:
-        source = found.found(name)
-        made = await found.make(spec.name, DatabaseSpec(name=spec.name), progress)
-        found.there[made.id] = replace(made, parent=source.id)
-        return found.there[made.id]
-
-    async def listed(_: Any) -> tuple[DatabaseInfo, ...]:
-        return tuple(found.there.values())
-
-    async def get(_: Any, name: str) -> DatabaseInfo:
-        return found.found(name)
-
-    async def url(_: Any, name: str) -> str:
-        info = found.found(name)
-        return f"postgresql://postgres:p%40ss%2F1@127.0.0.1:{info.port}/postgres"
-
-    async def delete(_: Any, name: str, *, keep_volume: bool = False) -> None:
-        del found.there[found.found(name).id]
-
-    async def wake(_: Any, name: str) -> DatabaseInfo:
-        info = replace(found.found(name), state=DatabaseState.RUNNING)
-        found.there[info.id] = info
-        return info
-
-    async def reset(_: Any, name: str) -> str:
-        return (await url(_, name)).replace("ss%2F1", "new")
-
-    for name, method in {
-        "create": create,
-        "clone": clone,
-        "list": listed,
-        "get": get,
-        "url": url,
-        "delete": delete,
-        "wake": wake,
-        "reset_password": reset,
-    }.items():
-        monkeypatch.setattr(DatabaseDesk, name, method)
+    for name in METHODS:
+        method = getattr(found, name)
+        monkeypatch.setattr(DatabaseDesk, name, lambda _, *a, m=method, **kw: m(*a, **kw))
     return found
 
 
@@ -175,6 +173,15 @@ def test_sleep_and_wake(panda: pandastack.Client, servers: Servers) -> None:
     assert panda.databases.wait_until_ready("sleepy", timeout=20)["status"] == "running"
 
 
+def test_always_on(panda: pandastack.Client, servers: Servers) -> None:
+    made = panda.databases.create(label="awake")
+    assert made["always_on"] is False
+    assert panda.databases.update("awake", always_on=True)["always_on"] is True
+    assert panda.databases.update("awake", always_on=False)["always_on"] is False
+    with pytest.raises(BadRequestError):
+        panda.databases.update("awake")
+
+
 def test_clones(panda: pandastack.Client, servers: Servers) -> None:
     panda.databases.create(label="source", size="1g")
     made = panda.databases.clone("source", target_time="2026-08-06T09:30:00Z", size="1g")
@@ -188,9 +195,5 @@ def test_clones(panda: pandastack.Client, servers: Servers) -> None:
 
 def test_what_is_not_offered_says_so(panda: pandastack.Client, servers: Servers) -> None:
     panda.databases.create(label="one")
-    for call in (
-        lambda: panda.databases.failover("one"),
-        lambda: panda.databases.update("one", always_on=True),
-    ):
-        with pytest.raises(ServerError, match="does not offer"):
-            call()
+    with pytest.raises(ServerError, match="does not offer"):
+        panda.databases.failover("one")

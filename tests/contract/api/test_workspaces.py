@@ -50,6 +50,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "pandastack_exec": {"cmd": "true"},
     "pandastack_exec_stream": {"cmd": "true"},
     "pandastack_fork_tree": {"count": 2},
+    "pandastack_update_database": {"always_on": True},
     "pandastack_run_in_session": {"code": "1"},
     "pandastack_set_lifecycle": {"ttl_seconds": 9},
     "set_lifecycle": {"ttl_seconds": 9},

@@ -59,6 +59,12 @@ class CloneAsked(Asked):
     size: Size | None = None
 
 
+class UpdateAsked(Asked):
+    """What PATCH /databases/{db} takes."""
+
+    always_on: bool
+
+
 class DatabaseTold(Wire):
     """One database. Who connects to one that sleeps wakes it."""
 
@@ -251,10 +257,9 @@ async def pandastack_fail_database_over(db: str, databases: Databases) -> Reply:
 
 
 @router.patch("/{db}", response_model=DatabaseTold)
-async def pandastack_update_database(db: str, databases: Databases) -> Reply:
-    """Not offered: when a database sleeps is chosen when it is made."""
-    await databases.get(db)
-    raise NotOffered(
-        "this daemon does not offer a change of always_on",
-        hint="choose it when the database is made",
-    )
+async def pandastack_update_database(db: str, body: UpdateAsked, databases: Databases) -> Reply:
+    """Let a database run on without connections (`always_on`), or sleep."""
+    idle_seconds = None if body.always_on else IDLE_S
+    info = await databases.set_idle(db, idle_seconds)
+    told = DatabaseTold.of(info, await databases.url(db))
+    return Reply(told, headers={"cache-control": "no-store"})
