@@ -1,0 +1,295 @@
+"""The desk over the real engine and volumes, with machines that are only processes: what becomes of each file and lease."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Coroutine
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from tests.unit.databases.test_desk import Machine
+from tests.unit.sandboxes.world import Play, World, play
+from torpor.base.units import GIB
+from torpor.databases import query, server
+from torpor.databases.branches import Branches, CloneSpec
+from torpor.databases.desk import DatabaseDesk
+from torpor.databases.making import Making
+from torpor.db.databases import DatabaseRows
+from torpor.errors import Conflict, GuestFailed, OutsideArchive
+from torpor.guest.port import Guest
+from torpor.model import SandboxId, SandboxState
+from torpor.model_databases import DatabaseInfo, DatabaseSpec, DatabaseState
+from torpor.sandboxes import volume_engine
+
+__all__ = ["play"]
+
+D = DatabaseState
+
+
+class Server(Machine):
+    """Says what time it is, too."""
+
+    def __init__(self, world: World | None = None) -> None:
+        super().__init__()
+        self.world = world
+
+    async def run(self, guest: Guest, command: object, **options: Any) -> str:
+        found = await super().run(guest, command, **options)
+        text = command if isinstance(command, str) else " ".join(command)  # type: ignore[arg-type]
+        if "extract(epoch" in text:
+            assert self.world is not None
+            return f"{self.world.clock.now().timestamp()}\n700\n0/15"
+        return found
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Server:
+    found = Server()
+
+    async def version(_password: str, _port: int) -> str:
+        return "17.6"
+
+    monkeypatch.setattr(server, "TEMPLATE", "base")
+    monkeypatch.setattr(server, "run", found.run)
+    monkeypatch.setattr(query, "server_version", version)
+    monkeypatch.setattr(volume_engine, "free_bytes", lambda _: 1 << 50)
+    return found
+
+
+@contextlib.asynccontextmanager
+async def opened(world: World, machine: Server) -> AsyncIterator[DatabaseDesk]:
+    machine.world = world
+    rows = DatabaseRows.attach(world.home.database)
+    desk = DatabaseDesk(
+        world.home,
+        world.engine,
+        rows,
+        lambda name, exc: world.reports.append(f"{name}: {exc!r}"),
+        clock=world.clock,
+    )
+    await desk.start()
+    try:
+        yield desk
+    finally:
+        await desk.aclose()
+
+
+Scene = Callable[[World, DatabaseDesk], Coroutine[Any, Any, None]]
+
+
+@pytest.fixture
+def scene(play: Play, machine: Server) -> Callable[[Scene], None]:
+    """Play a scene with a desk; at its end all databases are deleted, and nothing of them is left."""
+
+    def run(work: Scene) -> None:
+        async def main(world: World) -> None:
+            async with opened(world, machine) as desk:
+                await work(world, desk)
+                machine.fails_at = None
+                for info in await desk.list():
+                    await desk.delete(info.id)
+                left = [v.name for v in await world.engine.volumes.list()]
+                assert all(name.startswith("postgres-seed-") for name in left), left
+                assert len(left) <= 1
+                snapshots = await world.engine.snapshots()
+                assert {s.reason for s in snapshots} <= {"template", "snapshot"}
+                assert all(
+                    "database_seed" in s.metadata for s in snapshots if s.reason != "template"
+                )
+                assert world.reports == []
+
+        play(main)
+
+    return run
+
+
+def names(info: DatabaseInfo) -> tuple[str | None, str | None]:
+    return info.sandbox_id, info.volume_id
+
+
+def test_creates_begin_at_one_seed_and_share_nothing_that_is_written(
+    scene: Callable[[Scene], None],
+) -> None:
+    async def work(world: World, desk: DatabaseDesk) -> None:
+        one = await desk.create(DatabaseSpec(name="one"))
+        two = await desk.create(DatabaseSpec(name="two", size_bytes=4 * GIB))
+        assert one.state is two.state is D.RUNNING
+        seeds = [s for s in await world.engine.snapshots() if "database_seed" in s.metadata]
+        assert len(seeds) == 1
+        with pytest.raises(Conflict, match="new databases"):
+            await world.engine.delete_snapshot(seeds[0].id)
+        volumes = {v.name: v for v in await world.engine.volumes.list()}
+        assert {n for n in volumes if n.startswith("db-")} == {"db-one", "db-two"}
+        assert volumes["db-two"].size_bytes == 4 * GIB
+        for info, name in ((one, "db-one"), (two, "db-two")):
+            assert info.volume_id == volumes[name].id
+            assert volumes[name].bound_to is None, "it outlives the machine"
+            assert [h.sandbox_id for h in volumes[name].holders] == [info.sandbox_id]
+        assert one.port != two.port
+
+    scene(work)
+
+
+def test_a_clone_of_a_running_one_leaves_no_snapshot_that_holds_it(
+    scene: Callable[[Scene], None],
+) -> None:
+    async def work(world: World, desk: DatabaseDesk) -> None:
+        source = await desk.create(DatabaseSpec(name="one"))
+        clone = await desk.clone("one", CloneSpec(name="copy", size_bytes=2 * GIB))
+        assert clone.parent == source.id
+        assert clone.size_bytes == 2 * GIB
+        assert not set(names(clone)) & set(names(source))
+        assert [s for s in await world.engine.snapshots() if s.reason == "fork"] == []
+        await desk.delete("one")
+        assert (await desk.get("copy")).state is D.RUNNING
+
+    scene(work)
+
+
+def test_a_clone_begins_at_a_snapshot_or_at_a_time(
+    scene: Callable[[Scene], None], machine: Server
+) -> None:
+    async def work(world: World, desk: DatabaseDesk) -> None:
+        await desk.create(DatabaseSpec(name="one"))
+        world.clock.time += timedelta(minutes=5)
+        await desk.snapshot("one", label="kept")
+        then = world.clock.time + timedelta(minutes=1)
+        world.clock.time += timedelta(minutes=5)
+        machine.asked.clear()
+        at = await desk.clone("one", CloneSpec(name="at", snapshot="kept"))
+        assert any("systemctl start" in text for text in machine.asked)
+        past = await desk.clone("one", CloneSpec(name="past", target_time=then))
+        (told,) = [t for t in machine.asked if "recovery_target_time" in t]
+        assert then.isoformat() in told
+        held = {h.path for v in await world.engine.volumes.list() for h in v.holders}
+        assert held == {server.PLACE}, "the log is taken off again"
+        assert at.state is past.state is D.RUNNING
+
+        machine.fails_at = "recovery_target_time"
+        with pytest.raises(GuestFailed):
+            await desk.clone("one", CloneSpec(name="broken", target_time=then))
+        machine.fails_at = None
+        later = world.clock.time + timedelta(minutes=1)
+        with pytest.raises(OutsideArchive, match="future"):
+            await desk.clone("one", CloneSpec(name="later", target_time=later))
+        names = {v.name for v in await world.engine.volumes.list()}
+        assert {n for n in names if n.startswith("db-")} == {"db-one", "db-at", "db-past"}
+
+    scene(work)
+
+
+def test_a_log_that_does_not_reach_the_time_is_told_as_that(
+    scene: Callable[[Scene], None], machine: Server
+) -> None:
+    async def work(world: World, desk: DatabaseDesk) -> None:
+        await desk.create(DatabaseSpec(name="one"))
+        then = world.clock.time + timedelta(minutes=1)
+        world.clock.time += timedelta(minutes=5)
+        real = server.run
+
+        async def short(guest: Guest, command: object, **options: Any) -> str:
+            if "recovery_target_time" in str(command):
+                raise GuestFailed(
+                    "PostgreSQL's machine refused: FATAL: recovery ended before configured recovery "
+                    "target was reached"
+                )
+            return await real(guest, command, **options)  # type: ignore[arg-type]
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(server, "run", short)
+            with pytest.raises(OutsideArchive, match="target was reached") as caught:
+                await desk.clone("one", CloneSpec(name="past", target_time=then))
+        assert caught.value.facts["database"] == "one"
+        assert [d.name for d in await desk.list()] == ["one"]
+
+    scene(work)
+
+
+def test_it_sleeps_wakes_and_is_deleted_in_its_sleep(scene: Callable[[Scene], None]) -> None:
+    async def work(world: World, desk: DatabaseDesk) -> None:
+        made = await desk.create(DatabaseSpec(name="one"))
+        assert (await desk.hibernate("one")).state is D.HIBERNATED
+        assert (await desk.set_idle("one", 60)).idle_seconds == 60
+        woken = await desk.wake("one")
+        assert (woken.state, *names(woken)) == (D.RUNNING, *names(made)), "the same machine"
+        assert (await world.engine.get(SandboxId(str(made.sandbox_id)))).idle_seconds == 60
+        await desk.hibernate("one")
+        clone = await desk.clone("one", CloneSpec(name="of-a-sleeper"))
+        assert clone.state is D.RUNNING
+        assert (await desk.get("one")).state is D.HIBERNATED
+        await desk.delete("one")
+
+    scene(work)
+
+
+def test_a_killed_machine_is_replaced_and_keeps_its_volume(
+    scene: Callable[[Scene], None], machine: Server
+) -> None:
+    async def work(world: World, desk: DatabaseDesk) -> None:
+        made = await desk.create(DatabaseSpec(name="one"))
+        sandbox_id = SandboxId(str(made.sandbox_id))
+        os.kill(world.vmm(sandbox_id).process.pid, signal.SIGKILL)
+        await world.until(sandbox_id, SandboxState.FAILED)
+        assert (await desk.get("one")).state is D.DOWN
+        woken = await desk.wake("one")
+        assert woken.volume_id == made.volume_id
+        assert woken.sandbox_id != made.sandbox_id
+        clone = await desk.clone("one", CloneSpec(name="copy"))
+        assert clone.state is D.RUNNING
+        upgraded = await desk.upgrade("one", build=False)
+        assert upgraded.volume_id == made.volume_id
+        assert upgraded.sandbox_id != woken.sandbox_id
+        assert len(await desk.snapshots("one")) == 2
+        volume = await world.engine.volumes.get(str(made.volume_id))
+        assert [h.sandbox_id for h in volume.holders] == [upgraded.sandbox_id]
+
+    scene(work)
+
+
+def test_snapshots_of_its_machine_that_are_kept_keep_it(scene: Callable[[Scene], None]) -> None:
+    async def work(world: World, desk: DatabaseDesk) -> None:
+        made = await desk.create(DatabaseSpec(name="one"))
+        kept = await world.engine.snapshot(SandboxId(str(made.sandbox_id)), label="mine")
+        with pytest.raises(Conflict, match=kept.id):
+            await desk.delete("one")
+        assert (await desk.get("one")).state is D.RUNNING
+        await world.engine.delete_snapshot(kept.id)
+
+    scene(work)
+
+
+@pytest.mark.parametrize("at", ["CHECKPOINT", "recovery_target_time"])
+def test_the_next_daemon_undoes_what_one_died_in(play: Play, machine: Server, at: str) -> None:
+    async def main(world: World) -> None:
+        async def nothing(*_: object, **__: object) -> None:
+            """Do as a daemon does that has died."""
+
+        async with opened(world, machine) as desk:
+            await desk.create(DatabaseSpec(name="one"))
+            then = world.clock.time + timedelta(minutes=1)
+            world.clock.time += timedelta(minutes=5)
+            machine.fails_at = at
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(Making, "undo", nothing)
+                patch.setattr(Branches, "_drop_log", nothing)
+                begun = (
+                    desk.create(DatabaseSpec(name="two"))
+                    if at == "CHECKPOINT"
+                    else desk.clone("one", CloneSpec(name="two", target_time=then))
+                )
+                with pytest.raises(GuestFailed):
+                    await begun
+            assert (await desk.get("two")).state is D.CREATING
+        machine.fails_at = None
+        async with opened(world, machine) as desk:
+            assert [d.name for d in await desk.list()] == ["one"]
+            found = {v.name for v in await world.engine.volumes.list()}
+            assert {n for n in found if n.startswith("db-")} == {"db-one"}
+            assert len(list(world.home.databases.iterdir())) == 1
+            await desk.delete("one")
+
+    play(main)
