@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import groupby
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +57,57 @@ def displaces(new: Claim, old: Claim, at: int) -> bool:
 
 def holders(claims: Iterable[Claim], at: int) -> list[Claim]:
     """Return the claims that hold at `at`, newest first, one for each value."""
-    covering = sorted(
-        (c for c in claims if c.covers(at)), key=lambda c: (c.valid_from, c.tx, c.id), reverse=True
-    )
+    covering = sorted((c for c in claims if c.covers(at)), key=_order, reverse=True)
     best: dict[str, Claim] = {}
-    for position, claim in enumerate(covering):
-        newer = islice(covering, position)
-        if claim.is_ended(at) or any(displaces(c, claim, at) for c in newer):
-            continue
-        known = best.get(claim.value)
-        if known is None or (claim.rank, claim.valid_from) > (known.rank, known.valid_from):
-            best[claim.value] = claim
-    return sorted(best.values(), key=lambda c: (c.valid_from, c.tx, c.id), reverse=True)
+    later = _Later(at)
+    for _, moment in groupby(covering, key=lambda c: c.valid_from):
+        together = list(moment)  # what is claimed since one moment does not displace each other
+        for claim in together:
+            if claim.is_ended(at) or later.displace(claim):
+                continue
+            known = best.get(claim.value)
+            if known is None or (claim.rank, claim.valid_from) > (known.rank, known.valid_from):
+                best[claim.value] = claim
+        later.add(together)
+    return sorted(best.values(), key=_order, reverse=True)
+
+
+def _order(claim: Claim) -> tuple[int, int, str]:
+    return (claim.valid_from, claim.tx, claim.id)
+
+
+class _Later:
+    """Claims from later on, kept so that one more is compared with all of them at once; see `displaces`."""
+
+    def __init__(self, at: int) -> None:
+        self._at = at
+        self._claims: list[Claim] = []
+        self._values: dict[int, list[str]] = {}
+        """Of each rank two values, if there are two: one of them differs from any third."""
+        self._ended: set[str] = set()
+
+    def add(self, claims: Iterable[Claim]) -> None:
+        """Take in claims from before those that are here, and from after those that will be asked about."""
+        for claim in claims:
+            self._claims.append(claim)
+            values = self._values.setdefault(claim.rank, [])
+            if len(values) < 2 and claim.value not in values:
+                values.append(claim.value)
+            if claim.is_ended(self._at):
+                self._ended.add(claim.value)
+
+    def displace(self, old: Claim) -> bool:
+        """Return whether any of them displaces `old`, which is from before all of them."""
+        if old.refutes:
+            return any(displaces(c, old, self._at) for c in self._claims)
+        if old.value in self._ended:
+            return True
+        return any(
+            value != old.value
+            for rank, values in self._values.items()
+            if rank >= old.rank
+            for value in values
+        )
 
 
 def displacer_of(claims: Sequence[Claim], fact: str, at: int) -> Claim | None:

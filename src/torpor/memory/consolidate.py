@@ -6,6 +6,7 @@ looked at and rolled back. Candidates are kept in the plan, so that applying it 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -83,21 +84,25 @@ class Given:
         return [c for c in self.candidates if c.episode in wanted]
 
 
-def plan(line: Line, extractor: Extractor, *, only: frozenset[str] | None = None) -> Plan:
-    """Return what consolidation would do now, with the episodes of `only` if that is given; nothing is written."""
+def prepare(line: Line, extractor: Extractor, *, only: frozenset[str] | None = None) -> Plan:
+    """Return what an extractor proposes, with the episodes of `only` if that is given; what comes of it is not known yet."""
     view = line.view()
     episodes = unread(view, extractor.name)
     if only is not None:
         episodes = [e for e in episodes if e.id in only]
-    candidates = tuple(extractor.extract(episodes)) if episodes else ()
-    made = Plan(
+    return Plan(
         branch=view.branch.id,
         base_tx=line.store.last_tx(),
         extractor=extractor.name,
         episodes=tuple(e.id for e in episodes),
         items=(),
-        candidates=candidates,
+        candidates=tuple(extractor.extract(episodes)) if episodes else (),
     )
+
+
+def plan(line: Line, extractor: Extractor, *, only: frozenset[str] | None = None) -> Plan:
+    """Return what consolidation would do now; nothing is written."""
+    made = prepare(line, extractor, only=only)
     items: tuple[PlanItem, ...] = ()
     try:
         with line.write("consolidate") as (work, inside):
@@ -120,13 +125,15 @@ def apply(line: Line, given: Plan, reason: str) -> Plan:
     if not given.episodes:
         return given
     texts = [i.text for i in given.items if i.action in _MAKING]
+    if not given.items:  # it was prepared and not planned
+        texts = list(dict.fromkeys(_sound_texts(given.candidates)))
     blobs = dict(zip(texts, line.embed(texts), strict=False))
     with line.write("consolidate", checks.reason(reason)) as (work, view):
         if view.branch.id != given.branch:
             raise WrongState(f"the plan is for branch {given.branch}, not {view.branch.id}")
         items = _carry_out(work, view, given)
         moved = line.store.last_tx() != given.base_tx
-        if moved and [i.action for i in items] != [i.action for i in given.items]:
+        if moved and given.items and [i.action for i in items] != [i.action for i in given.items]:
             raise WrongState(
                 "memory changed since the plan was made, and the plan would now do something else",
                 hint="make a new plan",
@@ -137,6 +144,13 @@ def apply(line: Line, given: Plan, reason: str) -> Plan:
             line.put_vectors([f for f, _ in known], [b for _, b in known])
         tx = work.tx
     return _with(given, items, tx)
+
+
+def _sound_texts(candidates: Sequence[Candidate]) -> Iterator[str]:
+    """Yield the texts of candidates; those that cannot be are rejected later."""
+    for one in candidates:
+        with contextlib.suppress(InvalidRequest, LimitExceeded):
+            yield checks.content(_text(one), "text")
 
 
 def _with(given: Plan, items: Sequence[PlanItem], tx: int | None) -> Plan:

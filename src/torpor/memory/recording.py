@@ -42,7 +42,10 @@ def record(line: Line, inputs: Sequence[EpisodeInput], reason: str) -> list[Epis
     blobs = line.embed([checked[n].content for n in findable])
     with line.write("record", checks.reason(reason)) as (work, view):
         epoch = line.head().epoch
-        rows = [put_episode(work, view, i, epoch) for i in checked]
+        rows = []
+        for n, one in enumerate(checked):
+            work.at += n > 0  # they happened one after the other
+            rows.append(put_episode(work, view, one, epoch))
         if blobs:
             line.put_vectors([rows[n].id for n in findable], blobs)
         states = view.states(r.id for r in rows)
@@ -103,7 +106,10 @@ def remember(line: Line, inputs: Sequence[FactInput], reason: str) -> list[tuple
     checked = [_check_fact(i) for i in inputs]
     blobs = line.embed([text_of(i) for i in checked])
     with line.write("remember", checks.reason(reason)) as (work, view):
-        outcomes = [claims.make(work, view, _propose(line, work, view, g)) for g in checked]
+        outcomes = []
+        for n, one in enumerate(checked):
+            work.at += n > 0  # a later one may take the place of an earlier one
+            outcomes.append(claims.make(work, view, _propose(line, work, view, one)))
         if blobs:
             line.put_vectors([o.fact for o in outcomes], blobs)
         beliefs = Beliefs(view)

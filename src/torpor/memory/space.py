@@ -142,7 +142,7 @@ class Space:
         return recording.record(self._line, [given], reason)[0]
 
     def record_many(self, episodes: Sequence[EpisodeInput], *, reason: str = "") -> list[Episode]:
-        """Keep several episodes in one transaction: all of them or none."""
+        """Keep several episodes in one transaction, in order: all of them or none."""
         return recording.record(self._line, episodes, reason) if episodes else []
 
     def remember(
@@ -407,8 +407,10 @@ class Space:
         With `dry_run` the plan is returned and nothing is written; give it to `apply`. What was done is
         undone with `revert(plan.tx)`. Without an extractor the deterministic rules are used.
         """
-        made = consolidate.plan(self._line, extractor or RuleExtractor())
-        return made if dry_run else consolidate.apply(self._line, made, reason)
+        reader = extractor or RuleExtractor()
+        if dry_run:
+            return consolidate.plan(self._line, reader)
+        return consolidate.apply(self._line, consolidate.prepare(self._line, reader), reason)
 
     def unread(self, extractor: str) -> list[Episode]:
         """Return the episodes that an extractor of that name may read and has not read, oldest first."""

@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torpor.memory import belief
 from torpor.memory.belief import Claim, displacer_of, effective_end, holders, moments
 
 
@@ -66,3 +70,35 @@ def test_what_was_confirmed_is_not_displaced_by_what_came_before_the_confirmatio
 def test_moments_are_all_times_at_which_something_changes() -> None:
     claims = [claim("a", "x", 1, valid_to=4), claim("b", "y", 2, ended_at=9)]
     assert moments(claims) == [1, 2, 4, 9]
+
+
+def plainly(claims: list[Claim], at: int) -> set[str]:
+    """Return the values that hold, by comparing each claim with each other."""
+    covering = [c for c in claims if c.covers(at)]
+    return {
+        c.value
+        for c in covering
+        if not c.is_ended(at) and not any(belief.displaces(other, c, at) for other in covering)
+    }
+
+
+@given(
+    st.lists(
+        st.builds(
+            Claim,
+            id=st.integers(0, 1 << 30).map(str),
+            value=st.sampled_from("abc"),
+            rank=st.integers(1, 3),
+            is_human=st.booleans(),
+            tx=st.integers(1, 9),
+            valid_from=st.integers(0, 6),
+            valid_to=st.none() | st.integers(1, 9),
+            ended_at=st.none() | st.integers(1, 9),
+            refutes=st.frozensets(st.sampled_from("abc"), max_size=2),
+        ),
+        max_size=12,
+    ),
+    st.integers(0, 9),
+)
+def test_what_holds_is_what_nothing_displaces(claims: list[Claim], at: int) -> None:
+    assert {c.value for c in belief.holders(claims, at)} == plainly(claims, at)

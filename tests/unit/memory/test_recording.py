@@ -214,6 +214,20 @@ def test_facts_in_one_transaction_see_each_other(mem: Space) -> None:
     assert mem.fact(first.id).status is Status.SUPERSEDED
 
 
+def test_what_is_said_together_is_said_in_order(mem: Space, clock: FakeClock) -> None:
+    before = mem.record("My zone is UTC.")
+    many = mem.record_many([EpisodeInput(f"My zone is UTC+{n}.") for n in range(1, 9)])
+    after = mem.record("My zone is CET.")
+    times = [e.occurred_at for e in (before, *many, after)]
+    assert times == sorted(set(times))
+    mem.consolidate()
+    assert [f.value for f in mem.facts("user", "zone")] == ["CET"]
+    assert [i.fact.value for i in mem.timeline("user")][:3] == ["UTC", "UTC+1", "UTC+2"]
+    mem.remember_many([FactInput("app", "port", n) for n in range(5)])
+    assert [f.value for f in mem.facts("app", "port")] == [4]
+    assert mem.conflicts() == []
+
+
 def test_a_space_of_the_past_cannot_be_written(memory: Memory, mem: Space) -> None:
     mem.remember("app", "port", 1)
     then = memory.space(agent="hermes-1", known_at=mem.tx)

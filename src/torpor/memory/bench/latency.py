@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import tempfile
 import time
@@ -39,6 +40,7 @@ def measure(size: int, embedder: Embedder | None, *, seed: int = 11) -> dict[str
                 "recall_no_embedder", _timed(lambda: space.recall(_query(pick)), RECALLS)
             )
             found |= _figures("commit", _timed(lambda: _commit(space, pick), COMMITS))
+        found |= _flushes(Path(folder) / "flushed")
         if embedder is not None:
             embedder.embed(["warm"])
             with Memory.open(path, embedder=embedder) as memory:
@@ -109,6 +111,18 @@ def _random_vectors(memory: Memory, embedder: Embedder) -> None:
 
 def _commit(space: Space, pick: random.Random) -> None:
     space.remember(f"entity-{pick.randrange(997)}", "fresh", pick.random(), text=_sentence(pick))
+
+
+def _flushes(path: Path) -> dict[str, float]:
+    """Return what the disk takes to keep 4 KiB: the floor of a durable commit."""
+    with path.open("wb") as file:
+
+        def flush() -> None:
+            file.write(bytes(4096))
+            file.flush()
+            os.fsync(file.fileno())
+
+        return _figures("flush", _timed(flush, COMMITS))
 
 
 def _timed(call: Callable[[], Any], count: int) -> list[float]:
