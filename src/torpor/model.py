@@ -14,6 +14,7 @@ from typing import Literal, NewType
 from torpor.model_access import DEFAULT_WORKSPACE
 from torpor.model_memory import Policy, Watermark
 from torpor.model_quiesce import QuiesceReport
+from torpor.model_terminals import TerminalSpec
 from torpor.model_volumes import VolumeMount, VolumesMode
 
 SandboxId = NewType("SandboxId", str)
@@ -307,6 +308,8 @@ class ExecSpec:
     """True: stdin is a pipe that `exec_stdin` feeds; False: /dev/null."""
     background: bool = False
     """True: nobody waits for it; told apart in listings only."""
+    terminal: TerminalSpec | None = None
+    """Run it in a terminal; then an empty `command` is the user's login shell."""
 
 
 ExecState = Literal["running", "exited", "lost"]
@@ -336,6 +339,10 @@ class ExecInfo:
     stdout_path: str = ""
     """File in the guest with the whole stdout, up to the agent's spool limit; empty while there is none."""
     stderr_path: str = ""
+    terminal: bool = False
+    """It runs in a terminal: all that it shows is `stdout`, and only the last of that is kept."""
+    is_idle: bool = False
+    """A terminal in which nothing but its shell runs, which waits for a line."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import os
 import signal
@@ -12,11 +13,13 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
 
-from torpor_guest import errors, proctree
+from torpor_guest import errors, proctree, terminal
 from torpor_guest.errors import AgentError
 from torpor_guest.gate import DISK
 from torpor_guest.launcher import Child, Launcher
+from torpor_guest.scrollback import Scrollback
 from torpor_guest.spool import Spool
+from torpor_guest.terminal import Window
 
 GRACE_S = 0.2
 """How long after the end of a command its output may stay open (held by a process in the background) before
@@ -24,8 +27,8 @@ the end is reported. What comes later still goes into the spool."""
 _TIDY_S = 0.005
 _CHUNK = 64 << 10
 _F_GETPIPE_SZ = 1032
-_INLINE_BYTES = 1 << 20
-"""Beyond this a spool is written in a thread, since the kernel makes heavy writers wait."""
+_PTY_BYTES = 64 << 10
+"""As much as a terminal holds, and more."""
 _STDIN_STALL_S = 60.0
 
 
@@ -40,12 +43,13 @@ class Request:
     background: bool
     timeout_s: float | None
     started_at: float
+    has_terminal: bool = False
 
 
 class Command:
     """A command that was started. Its end is what waitpid said, or `lost`; nothing else ends it."""
 
-    def __init__(self, request: Request, spools: tuple[Spool, Spool]) -> None:
+    def __init__(self, request: Request, spools: tuple[Spool | Scrollback, Spool]) -> None:
         self.request = request
         self.spools = spools
         self.state = "running"
@@ -90,6 +94,9 @@ class Command:
             "stderr_bytes": err.total,
             "stdout_kept": out.kept,
             "stderr_kept": err.kept,
+            "terminal": request.has_terminal,
+            "stdout_begin": out.begin,
+            "is_idle": self.is_at_prompt,
             "stdout_path": out.path if out.kept else "",
             "stderr_path": err.path if err.kept else "",
         }
@@ -98,6 +105,13 @@ class Command:
     def is_running(self) -> bool:
         """Whether its end has not been reported yet."""
         return self.state == "running"
+
+    @property
+    def is_at_prompt(self) -> bool:
+        """Whether it has a terminal in which nothing runs but itself: a shell that waits for a line."""
+        if not self.request.has_terminal or not self.is_running or self._stdin_fd < 0:
+            return False
+        return terminal.foreground(self._stdin_fd) == self.pid
 
     @property
     def cgroup(self) -> str:
@@ -119,7 +133,9 @@ class Command:
         """Go on with a process that was launched: `fds` are our ends of stdin (or -1), stdout and stderr."""
         self.pid, self._cgroup, self._launcher = child.pid, child.cgroup, launcher
         self._stdin_fd = fds[0]
-        self._pumps = [_Pump(self, which, fd, executor) for which, fd in enumerate(fds[1:])]
+        self._pumps = [
+            _Pump(self, which, fd, executor) for which, fd in enumerate(fds[1:]) if fd >= 0
+        ]
         if self.request.timeout_s is not None:
             self._timer = asyncio.get_running_loop().call_later(
                 self.request.timeout_s, self._time_out
@@ -194,6 +210,11 @@ class Command:
         self.duration_ms = round((self._ended_s - self._began_s) * 1000)
         self.state = "lost" if self._is_lost else "exited"
         self.close_stdin()
+        if (
+            self.request.has_terminal
+        ):  # hangs up on what is left in it, as a window that is closed does
+            for pump in self._pumps:
+                pump.close()
         self.on_end(self)
         self.tell(-1, 0, b"")
         # behind the answer, which somebody waits for
@@ -219,12 +240,22 @@ class Command:
         if number == signal.SIGKILL:
             self.kill()
             return
+        group = terminal.foreground(self._stdin_fd) if self.request.has_terminal else None
         try:
-            os.killpg(self.pid, number)
+            os.killpg(group or self.pid, number)
         except ProcessLookupError:
             pass
         except PermissionError as exc:
             raise errors.from_os(exc, f"signal {number} to pid {self.pid}") from exc
+
+    def resize(self, window: Window) -> None:
+        """Tell its terminal how large the window is now; it has no effect when the command has ended."""
+        if not self.request.has_terminal:
+            raise AgentError(
+                errors.CONFLICT, f"exec {self.request.exec_id} was started without a terminal"
+            )
+        if self._stdin_fd >= 0:
+            terminal.resize(self._stdin_fd, window)
 
     async def feed_stdin(self, data: bytes) -> None:
         """Write all of `data` to stdin, as fast as the command reads it.
@@ -256,6 +287,10 @@ class Command:
                     ) from None
             except BrokenPipeError:
                 self.close_stdin()
+            except OSError as exc:
+                if exc.errno != errno.EIO:  # so a terminal that nobody has open any more says it
+                    raise
+                self.close_stdin()
 
     def check_stdin(self) -> None:
         """Raise `AgentError` unless stdin is open."""
@@ -265,6 +300,13 @@ class Command:
                 f"exec {self.request.exec_id} takes no stdin",
                 hint="it was started without stdin, closed it, or has ended",
             )
+
+    async def end_stdin(self) -> None:
+        """Say that no more comes; in a terminal as a person does, who may go on after it."""
+        if self.request.has_terminal:
+            await self.feed_stdin(terminal.END_OF_INPUT)
+        else:
+            self.close_stdin()
 
     def close_stdin(self) -> None:
         """Let the command read the end of its stdin."""
@@ -306,7 +348,20 @@ class _Pump:
 
     def _has_all(self) -> bool:
         """Whether nothing that was in the pipe at the command's end is there still."""
-        return self._saw_empty or self._since_exit > fcntl.fcntl(self._fd, _F_GETPIPE_SZ)
+        return self._saw_empty or self._since_exit > self._size()
+
+    def _size(self) -> int:
+        try:
+            return fcntl.fcntl(self._fd, _F_GETPIPE_SZ)
+        except OSError:  # a terminal
+            return _PTY_BYTES
+
+    def close(self) -> None:
+        """Read no more."""
+        if not self.is_closed:
+            self._loop.remove_reader(self._fd)
+            os.close(self._fd)
+            self.is_closed = True
 
     def _on_readable(self) -> int:
         """Move one piece; return its size, or -1 when there was none."""
@@ -325,7 +380,7 @@ class _Pump:
             os.close(self._fd)
             self.is_closed = True
             self._command.pump_closed()
-        elif self._command.spools[self._which].kept < _INLINE_BYTES:
+        elif self._command.spools[self._which].is_quick:
             self._command.output(self._which, data)
         else:
             self._is_writing = True

@@ -11,7 +11,7 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,9 @@ from torpor_guest.gate import DISK
 from torpor_guest.journal import Journal
 from torpor_guest.launcher import Launcher, Program, StartLost
 from torpor_guest.sandboxfile import SandboxFile
+from torpor_guest.scrollback import Scrollback
 from torpor_guest.spool import DEFAULT_LIMIT, Spool
+from torpor_guest.terminal import MAX_TERMINALS, TerminalRequest, Window, open_pair, terminal_in
 from torpor_guest.users import Image, User, environment, find_user
 
 MAX_RUNNING = 256
@@ -60,7 +62,7 @@ class Execs:
                 proctree.kill_tree(-1, exec_id)
                 info["state"] = "lost"
                 lost += 1
-            command = _revive(exec_id, info, self._spools(exec_id, 0, None))
+            command = _revive(exec_id, info, self._spools(exec_id, 0, None, info.get("terminal")))
             if info["state"] == "lost":
                 self._journal.put(command.info())
             self._commands[exec_id] = command
@@ -113,7 +115,14 @@ class Execs:
         await DISK.passed()
         user = find_user(params.get("user") or self._image.default_user)
         cwd = _check_cwd(params.get("cwd") or self._image.default_cwd or user.home)
-        program = _program(exec_id, params, user, cwd, (self._image.env, self._sandbox.env()))
+        terminal = terminal_in(params)
+        layers = [self._image.env, self._sandbox.env()]
+        if terminal is not None:
+            self._check_terminals()
+            layers.append({"TERM": terminal.term})
+            params = {**params, "command": params.get("command") or [user.shell, "-l"]}
+        program = _program(exec_id, params, user, cwd, layers)
+        program.has_terminal = terminal is not None
         request = Request(
             exec_id=exec_id,
             command=params["command"],
@@ -122,17 +131,21 @@ class Execs:
             background=bool(params.get("background")),
             timeout_s=_check_timeout(params.get("timeout_s")),
             started_at=time.time(),
+            has_terminal=terminal is not None,
         )
         limit = params.get("output_limit_bytes")
         limit = limit if isinstance(limit, int) and 0 <= limit <= DEFAULT_LIMIT else DEFAULT_LIMIT
         owner = (user.uid, user.gid) if os.geteuid() == 0 else None
-        command = Command(request, self._spools(exec_id, limit, owner))
+        command = Command(request, self._spools(exec_id, limit, owner, terminal))
         try:
             self._journal.put(command.info())
         except OSError as exc:
             raise errors.from_os(exc, f"keep a record of exec {exec_id}") from exc
         try:
-            await self._launch(command, program, wants_stdin=bool(params.get("stdin")))
+            if terminal is not None:
+                await self._launch_in(terminal, user, command, program)
+            else:
+                await self._launch(command, program, wants_stdin=bool(params.get("stdin")))
         except StartLost:  # it may have run, so its id is used
             command.lose()
             self._commands[exec_id] = command
@@ -143,12 +156,39 @@ class Execs:
         return command
 
     def _spools(
-        self, exec_id: str, limit: int, owner: tuple[int, int] | None
-    ) -> tuple[Spool, Spool]:
+        self, exec_id: str, limit: int, owner: tuple[int, int] | None, terminal: object = None
+    ) -> tuple[Spool | Scrollback, Spool]:
         out, err = (
             Spool(f"{self._root}/{exec_id}.{name}", limit=limit, owner=owner) for name in _OUTPUTS
         )
-        return out, err
+        return (Scrollback() if terminal else out), err
+
+    def _check_terminals(self) -> None:
+        running = sum(c.is_running and c.request.has_terminal for c in self._commands.values())
+        if running >= MAX_TERMINALS:
+            raise AgentError(
+                errors.LIMIT, f"{running} terminals are open; the limit is {MAX_TERMINALS}"
+            )
+
+    async def _launch_in(
+        self, terminal: TerminalRequest, user: User, command: Command, program: Program
+    ) -> None:
+        """Start a command in a terminal of its own."""
+        with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
+            mine, slave = open_pair(user, terminal.window)
+            ours.callback(os.close, mine)
+            theirs.callback(os.close, slave)
+            feed = os.dup(mine)
+            ours.callback(os.close, feed)
+            child = await self._launcher.launch(program, (slave, slave, slave), command.exited)
+            ours.pop_all()
+        command.on_end = self._ended
+        self._commands[command.request.exec_id] = command
+        command.run(self._launcher, child, (feed, mine, -1), self._executor)
+
+    async def resize(self, exec_id: object, params: dict[str, Any]) -> None:
+        """Change the size of a command's terminal."""
+        (await self.get(exec_id)).resize(Window.of(params))
 
     async def _launch(self, command: Command, program: Program, *, wants_stdin: bool) -> None:
         with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
@@ -208,7 +248,8 @@ class Execs:
         self._journal.forget(command.request.exec_id)
         for spool in command.spools:
             spool.close()
-            Path(spool.path).unlink(missing_ok=True)
+            if spool.path:
+                Path(spool.path).unlink(missing_ok=True)
 
     def kill_all(self) -> None:
         """Kill all that runs (the agent is being stopped)."""
@@ -222,7 +263,7 @@ def _program(
     params: dict[str, Any],
     user: User,
     cwd: str,
-    layers: tuple[Mapping[str, str], ...],
+    layers: Sequence[Mapping[str, str]],
 ) -> Program:
     command, env = params.get("command"), params.get("env") or {}
     if isinstance(command, str):
@@ -272,7 +313,9 @@ def _check_timeout(seconds: object) -> float | None:
     return float(seconds)
 
 
-def _revive(exec_id: str, info: dict[str, Any], spools: tuple[Spool, Spool]) -> Command:
+def _revive(
+    exec_id: str, info: dict[str, Any], spools: tuple[Spool | Scrollback, Spool]
+) -> Command:
     request = Request(
         exec_id=exec_id,
         command=info.get("command"),
@@ -281,6 +324,7 @@ def _revive(exec_id: str, info: dict[str, Any], spools: tuple[Spool, Spool]) -> 
         background=bool(info.get("background")),
         timeout_s=None,
         started_at=float(info.get("started_at") or 0),
+        has_terminal=bool(info.get("terminal")),
     )
     for spool, name in zip(spools, _OUTPUTS):  # noqa: B905  # strict= is new in 3.10
         is_lost = info["state"] == "lost"

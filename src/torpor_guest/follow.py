@@ -18,7 +18,8 @@ _BLOCK = 64 << 10
 async def follow(stream: Stream, command: Command, params: dict[str, Any]) -> dict[str, Any]:
     """Send what a command has written and writes from the offsets on; return its end."""
     follower = _Follower(stream, command, params)
-    await send_items(stream, [{"started": command.info()}])
+    offset = follower.offset
+    await send_items(stream, [{"started": command.info(), "stdout_offset": offset}])
     command.followers.add(follower.on_output)
     try:
         await follower.run()
@@ -47,6 +48,8 @@ class _Follower:
 
     def _offset(self, which: int, offset: int) -> int:
         total = self._command.spools[which].total
+        if self._command.request.has_terminal:  # who has seen more saw it before a rollback
+            return min(offset, total)
         if offset > total:
             raise AgentError(
                 errors.INVALID,
@@ -54,6 +57,11 @@ class _Follower:
                 f" offset {offset} is beyond them",
             )
         return offset
+
+    @property
+    def offset(self) -> int:
+        """Which byte of stdout is the next."""
+        return self._offsets[0]
 
     def on_output(self, which: int, offset: int, data: bytes) -> None:
         """Send new bytes at once to who is up to date, with no task and no file in between."""
@@ -76,6 +84,9 @@ class _Follower:
     async def _catch_up(self) -> bool:
         is_behind = False
         for which, spool in enumerate(self._command.spools):
+            if self._offsets[which] < spool.begin:
+                self._offsets[which] = spool.begin
+                await send_items(self._stream, [{"skipped_to": spool.begin}])
             data = spool.read(self._offsets[which], _BLOCK)
             if data:
                 is_behind = True

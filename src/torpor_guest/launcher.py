@@ -40,6 +40,8 @@ class Program:
     cwd: bytes = b"/"
     user: tuple[int, int, list[int]] | None = None
     """uid, gid and groups; None: the agent's own."""
+    has_terminal: bool = False
+    """Whether its descriptors are a terminal, which is to control it."""
 
 
 @dataclass
@@ -126,7 +128,15 @@ class Launcher:
             self._groups += 1
             cgroup = f"{parent}/{os.getpid()}-{self._groups}" if parent else ""
             body = marshal.dumps(
-                (cgroup, program.user, program.cwd, program.programs, program.argv, program.env)
+                (
+                    cgroup,
+                    program.user,
+                    program.cwd,
+                    program.programs,
+                    program.argv,
+                    program.env,
+                    program.has_terminal,
+                )
             )
             request = len(body).to_bytes(4, "big") + body
             try:

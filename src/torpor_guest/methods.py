@@ -40,6 +40,7 @@ def table(
         "exec.attach": commands.attach,
         "exec.stdin": commands.stdin,
         "exec.signal": commands.signal,
+        "exec.resize": commands.resize,
         "exec.get": commands.get,
         "exec.list": commands.list,
         "exec.forget": _after_thaw(commands.forget),
@@ -118,13 +119,18 @@ class CommandMethods:
             while (item := await stream.receive()) is not None:
                 await command.feed_stdin(item[1])
             if params.get("eof"):
-                command.close_stdin()
+                await command.end_stdin()
         return {}
 
     async def signal(self, stream: Stream, params: dict[str, Any]) -> dict[str, Any]:
         """Send a signal to a command; 9 kills its whole tree."""
         value = number(params, "signal", None)
         (await self._execs.get(params.get("exec_id"))).send_signal(value or 0)
+        return {}
+
+    async def resize(self, stream: Stream, params: dict[str, Any]) -> dict[str, Any]:
+        """Change the size of a command's terminal."""
+        await self._execs.resize(params.get("exec_id"), params)
         return {}
 
     async def get(self, stream: Stream, params: dict[str, Any]) -> dict[str, Any]:

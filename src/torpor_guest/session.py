@@ -35,6 +35,7 @@ CAPABILITIES = (
     "memory",
     "ports",
     "inlets",
+    "terminal",
 )
 
 _log = logging.getLogger("torpor")

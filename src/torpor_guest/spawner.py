@@ -101,7 +101,7 @@ def _serve(control: socket.socket, home: str, groups: list[int]) -> bool:
 
 
 def _start(request: tuple, fds: list[int], home: str, groups: list[int]) -> tuple[bytes, int, int]:  # type: ignore[type-arg]
-    cgroup, user, cwd, programs, argv, env = request
+    cgroup, user, cwd, programs, argv, env, has_terminal = request
     step = 0
     try:
         try:
@@ -117,7 +117,7 @@ def _start(request: tuple, fds: list[int], home: str, groups: list[int]) -> tupl
             step = 2
             os.chdir(cwd)
             step = 3
-            pid = _spawn(programs, argv, env, fds)
+            pid = _spawn(programs, argv, env, _actions(fds, has_terminal))
         except OSError as exc:
             return FAILED, exc.errno or 0, step
         return STARTED, pid, 0
@@ -131,11 +131,28 @@ def _start(request: tuple, fds: list[int], home: str, groups: list[int]) -> tupl
             _put(f"{home}/cgroup.procs", b"0")
 
 
+def _actions(fds: list[int], has_terminal: bool) -> list[tuple]:  # type: ignore[type-arg]
+    """Return what a command does with its descriptors before it is run.
+
+    Who leads a session and opens a terminal has it as the one that controls it.
+    """
+    if not has_terminal:
+        return [(os.POSIX_SPAWN_DUP2, fd, target) for target, fd in enumerate(fds)]
+    place = f"/proc/self/fd/{fds[0]}"
+    return [
+        (os.POSIX_SPAWN_OPEN, 0, place, os.O_RDWR, 0),
+        (os.POSIX_SPAWN_DUP2, 0, 1),
+        (os.POSIX_SPAWN_DUP2, 0, 2),
+    ]
+
+
 def _spawn(
-    programs: list[bytes], argv: list[bytes], env: dict[bytes, bytes], fds: list[int]
+    programs: list[bytes],
+    argv: list[bytes],
+    env: dict[bytes, bytes],
+    actions: list[tuple],  # type: ignore[type-arg]
 ) -> int:
     """Start the first of `programs` that can be run, as execvp would choose."""
-    actions = [(os.POSIX_SPAWN_DUP2, fd, target) for target, fd in enumerate(fds)]
     failure = FileNotFoundError(2, "no such program")
     for program in programs:
         try:

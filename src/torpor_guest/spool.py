@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 
 DEFAULT_LIMIT = 1 << 30
+INLINE_BYTES = 1 << 20
+"""Beyond this a spool is written in a thread."""
 
 
 class Spool:
@@ -15,6 +17,9 @@ class Spool:
     The file is made when the first byte comes. When it cannot be written (limit, full disk) the rest is counted
     and not kept: there is never a hole.
     """
+
+    begin = 0
+    """Where what is kept begins."""
 
     def __init__(self, path: str, *, limit: int, owner: tuple[int, int] | None) -> None:
         self.path = path
@@ -29,6 +34,11 @@ class Spool:
     def is_truncated(self) -> bool:
         """Whether more was written than is kept."""
         return self.kept < self.total
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether writing to it makes nobody wait: the kernel holds up heavy writers."""
+        return self.kept < INLINE_BYTES
 
     def append(self, data: bytes) -> int:
         """Keep what of `data` there is room for; return how many bytes that was."""

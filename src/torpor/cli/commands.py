@@ -52,7 +52,7 @@ COMMANDS: dict[str, Lazy] = {
     "exec": Lazy("torpor.cli.execs", "exec_command", "Run a command in a sandbox."),
     "run": Lazy("torpor.cli.code", "run", "Run code in an interpreter that keeps its state."),
     "context": Lazy("torpor.cli.code", "app", "Look after interpreters for code."),
-    "shell": Lazy("torpor.cli.execs", "shell", "Run a shell command line in a sandbox."),
+    "shell": Lazy("torpor.cli.execs", "shell", "Open a shell in a sandbox, or run one line in it."),
     "attach": Lazy("torpor.cli.execs", "attach", "Follow a command that was started before."),
     "ps": Lazy("torpor.cli.execs", "ps", "List the processes or commands in a sandbox."),
     "ports": Lazy("torpor.cli.ports", "ports", "List what listens in a sandbox."),

@@ -132,14 +132,24 @@ def shell(
     cwd: Cwd = None,
     user: User = None,
     timeout: Timeout = None,
+    attach: Annotated[
+        str | None,
+        typer.Option("--attach", metavar="EXEC", help="Show a terminal that was opened before."),
+    ] = None,
 ) -> None:
-    """Run a shell command line in a sandbox."""
-    if command is None:
-        raise InvalidRequest(
-            "an interactive shell is not there yet; a command line is needed",
-            hint=f"torpor shell {sandbox} -c 'COMMAND'",
-        )
+    """Open a login shell in a sandbox, in this terminal; or run one command line in it.
+
+    All keys go to the shell, Ctrl-C too. `~.` after Enter leaves it running. The exit code is the shell's.
+    """
     found = find(sandbox)
+    if command is None:
+        from torpor.cli.shell import run
+
+        given = pairs(env or [], "--env")
+        code = run(found.id, attach=attach, env=given, cwd=cwd, user=user, timeout_seconds=timeout)
+        raise typer.Exit(code)
+    if attach is not None:
+        raise InvalidRequest("-c starts a command, and --attach finds one", hint="give one of both")
     events = found.exec_stream(
         command, env=pairs(env or [], "--env"), cwd=cwd, user=user, timeout_seconds=timeout
     )

@@ -111,6 +111,8 @@ def exec_info(answer: object, exec_id: str | None = None) -> ExecInfo:
         stderr_bytes=_whole(item, "stderr_bytes"),
         stdout_path=_text(item, "stdout_path", _MAX_TEXT),
         stderr_path=_text(item, "stderr_path", _MAX_TEXT),
+        terminal=item.get("terminal") is True,
+        is_idle=item.get("is_idle") is True,
     )
 
 
@@ -169,6 +171,11 @@ def file_info(answer: object, *, below: str | None = None, within: str | None = 
         modified_at=_time(_number(item, "mtime_ns") / 1e9),
         target=target[:_MAX_TEXT] if isinstance(target, str) else None,
     )
+
+
+def offset(answer: Mapping[str, Any], key: str) -> int:
+    """Return a place in a stream of bytes."""
+    return _whole(answer, key)
 
 
 def count(answer: Mapping[str, Any], key: str) -> int:

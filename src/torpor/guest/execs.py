@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import asdict
 from typing import Final, Literal
 
 from typing_extensions import override
 
-from torpor.errors import GuestFailed
-from torpor.guest.answers import count, exec_info, process_info
+from torpor.errors import GuestFailed, HostNotReady
+from torpor.guest.answers import count, exec_info, offset, process_info
 from torpor.guest.calls import Calls
 from torpor.guest.channel import Channel
 from torpor.model import (
@@ -41,6 +42,8 @@ class ExecCalls(Calls):
         self, exec_id: ExecId, spec: ExecSpec, *, output_limit_bytes: int | None = None
     ) -> ExecInfo:
         """See `Guest.exec_start`."""
+        if spec.terminal is not None:
+            check_terminals(self._capabilities())
         answer = await self._channel.call("exec.start", _start(exec_id, spec, output_limit_bytes))
         return exec_info(answer.get("exec"), exec_id)
 
@@ -86,6 +89,12 @@ class ExecCalls(Calls):
         """See `Guest.exec_signal`."""
         await self._channel.call("exec.signal", {"exec_id": exec_id, "signal": signal})
 
+    async def exec_resize(self, exec_id: ExecId, columns: int, rows: int) -> None:
+        """See `Guest.exec_resize`."""
+        check_terminals(self._capabilities())
+        params: dict[str, object] = {"exec_id": exec_id, "columns": columns, "rows": rows}
+        await self._channel.call("exec.resize", params)
+
     async def exec_get(self, exec_id: ExecId) -> ExecInfo:
         """See `Guest.exec_get`."""
         answer = await self._channel.call("exec.get", {"exec_id": exec_id})
@@ -127,6 +136,7 @@ class _Events(AsyncIterator[ExecEvent]):
             protocol.CHANNEL_STDERR: stderr_offset,
         }
         self._started: ExecStarted | None = None
+        self._skips = ItemBuffer()
         self._is_over = False
 
     async def begin(self) -> None:
@@ -138,6 +148,8 @@ class _Events(AsyncIterator[ExecEvent]):
             try:
                 for item in items.feed(piece[1]):
                     info = exec_info(item.get("started"), self._exec_id)
+                    if info.terminal:
+                        self._offsets[protocol.CHANNEL_STDOUT] = offset(item, "stdout_offset")
                     self._started = ExecStarted(self._exec_id, info.pid)
                     return
             except ProtocolError as exc:
@@ -162,17 +174,38 @@ class _Events(AsyncIterator[ExecEvent]):
             answer = self._channel.result(self._stream)
             return ExecEnded(exec_info(answer.get("exec"), self._exec_id))
         channel, data = piece
+        if channel == protocol.CHANNEL_ITEMS:
+            self._skip(data)
+            return await self.__anext__()
         if channel not in _NAMES:
             raise GuestFailed(f"the guest agent sent output on channel {channel}")
-        offset = self._offsets[channel]
+        begin = self._offsets[channel]
         self._offsets[channel] += len(data)
-        return ExecOutput(_NAMES[channel], offset, data)
+        return ExecOutput(_NAMES[channel], begin, data)
+
+    def _skip(self, data: bytes) -> None:
+        """Take in that a terminal's reader was too slow, and what it reads next."""
+        try:
+            for item in self._skips.feed(data):
+                self._offsets[protocol.CHANNEL_STDOUT] = offset(item, "skipped_to")
+        except ProtocolError as exc:
+            raise GuestFailed(f"the guest agent's answer makes no sense: {exc}") from exc
+
+
+def check_terminals(capabilities: frozenset[str]) -> None:
+    """Raise `HostNotReady` unless the agent knows of terminals."""
+    if "terminal" not in capabilities:
+        raise HostNotReady(
+            "the agent in this machine is too old for terminals",
+            hint="build its template anew, and make the sandbox again from it",
+        )
 
 
 def _start(exec_id: ExecId, spec: ExecSpec, output_limit_bytes: int | None) -> dict[str, object]:
     return {
         "exec_id": exec_id,
         "command": spec.command if isinstance(spec.command, str) else list(spec.command),
+        "terminal": None if spec.terminal is None else asdict(spec.terminal),
         "cwd": spec.cwd,
         "env": dict(spec.env),
         "user": spec.user,

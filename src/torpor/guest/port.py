@@ -86,6 +86,9 @@ class Guest(Protocol):
     ) -> AbstractAsyncContextManager[AsyncIterator[ExecEvent]]:
         """Follow an exec from byte offsets on; leaving the context only detaches, the command runs on.
 
+        Of a terminal the last mebibyte is kept: an offset before that goes on with what is there, one beyond its
+        end with what comes next, and the offsets of what is yielded say so.
+
         Yields `ExecStarted` first, then output as it comes, `ExecEnded` last. A reader that stalls holds
         up nobody else, neither the command nor another reader. If the end cannot be known the iterator
         raises `CommandLost`, never a made-up end.
@@ -112,6 +115,16 @@ class Guest(Protocol):
 
     async def exec_signal(self, exec_id: ExecId, signal: int) -> None:
         """Send `signal` to the command; 9 kills its whole process tree. No effect when it has ended."""
+        ...
+
+    async def exec_resize(self, exec_id: ExecId, columns: int, rows: int) -> None:
+        """Say how large the window of a command's terminal is. No effect when it has ended.
+
+        Raises:
+            Conflict: it has no terminal.
+            InvalidRequest: no window is so large.
+            HostNotReady: the agent in the machine is too old.
+        """
         ...
 
     async def exec_get(self, exec_id: ExecId) -> ExecInfo:

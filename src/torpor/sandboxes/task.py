@@ -417,11 +417,12 @@ class SandboxTask:
         await self.machine.save(row.with_info(expires_at=None, ttl_seconds=None))
 
     async def _fall_asleep(self) -> None:
-        """Hibernate, unless a command still runs in the machine or somebody works on the sandbox who forbids it."""
+        """Hibernate, unless a command (no idle terminal) still runs in the machine or somebody works on the sandbox who forbids it."""
         guest = await self.machine.guest()
         if any(
-            found.state == "running" and context_of(found) is None  # it waits for code to run
-            for found in await guest.exec_list()
+            # a context waits for code to run, and an idle terminal for somebody
+            one.state == "running" and context_of(one) is None and not one.is_idle
+            for one in await guest.exec_list()
         ):
             self._worked_at = self._parts.clock.now()
             return

@@ -104,6 +104,8 @@ def exec_info(body: Body) -> ExecInfo:
         stderr_bytes=body["stderr_bytes"],
         stdout_path=body["stdout_path"],
         stderr_path=body["stderr_path"],
+        terminal=body.get("terminal", False),
+        is_idle=body.get("is_idle", False),
     )
 
 

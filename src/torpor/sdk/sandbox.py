@@ -46,6 +46,7 @@ from torpor.sdk.proofs import AsyncProofs
 from torpor.sdk.results import ExecResult
 from torpor.sdk.sandbox_volumes import AsyncSandboxVolumes
 from torpor.sdk.sse import sse_events
+from torpor.sdk.terminals import AsyncTerminals
 from torpor.sdk.volume_results import Volumes, volumes_body
 
 CREATE_LIMIT_S = 600.0
@@ -55,7 +56,14 @@ LIFE_LIMIT_S = 120.0
 
 
 class AsyncSandbox(
-    AsyncMoves, AsyncChecks, AsyncProofs, AsyncSandboxVolumes, AsyncPorts, AsyncCode, AsyncFamiliar
+    AsyncMoves,
+    AsyncChecks,
+    AsyncProofs,
+    AsyncSandboxVolumes,
+    AsyncPorts,
+    AsyncTerminals,
+    AsyncCode,
+    AsyncFamiliar,
 ):
     """One sandbox. Made by `create`, `get` or `list`; as a context manager it is deleted at the end.
 

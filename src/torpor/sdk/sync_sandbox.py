@@ -36,11 +36,12 @@ from torpor.sdk.sync_moves import Moves
 from torpor.sdk.sync_ports import Ports
 from torpor.sdk.sync_process import Process
 from torpor.sdk.sync_proofs import Proofs
+from torpor.sdk.sync_terminals import Terminals
 from torpor.sdk.sync_volumes import SandboxVolumes
 from torpor.sdk.volume_results import Volumes
 
 
-class Sandbox(Moves, Checks, Proofs, SandboxVolumes, Ports, Code, Familiar):
+class Sandbox(Moves, Checks, Proofs, SandboxVolumes, Ports, Terminals, Code, Familiar):
     """One sandbox. Made by `create`, `get` or `list`; as a context manager it is deleted at the end.
 
     What asks nothing but an id also works on the class with one: `refresh`, `delete`, `kill`, `pause`,

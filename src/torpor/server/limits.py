@@ -37,7 +37,7 @@ BURST_S = 5.0
 _ADDRESSES_MOST = 4096
 
 _BIG = re.compile(
-    r"/v1/(sandboxes|templates/build|sandboxes/[^/]+/(exec|exec/stream|execs/[^/]+/stdin|(contexts/[^/]+/)?run(/stream)?|contexts|fork|fork-tree)"
+    r"/v1/(sandboxes|templates/build|sandboxes/[^/]+/(exec|exec/stream|terminals|execs/[^/]+/stdin|(contexts/[^/]+/)?run(/stream)?|contexts|fork|fork-tree)"
     r"|snapshots/[^/]+/(restore|fork)|memory/.*)"
 )
 _STREAMED = re.compile(r"/v1/(sandboxes/[^/]+/fs(/archive)?|memory/import)")

@@ -160,6 +160,7 @@ USE = frozenset(
         "memory_verify_erasure",
         "memory_watermark",
         "memory_why_not",
+        "open_terminal",
         "pack_dir",
         "pandastack_clone_database",
         "pandastack_create_database",
@@ -209,6 +210,7 @@ USE = frozenset(
         "report_change",
         "reset_database_password",
         "restart_context",
+        "resize_terminal",
         "restore_snapshot",
         "resume_sandbox",
         "rollback_sandbox",
@@ -256,7 +258,7 @@ ADMIN = frozenset(
     ]
 )
 
-SOCKETS = frozenset({"open_tunnel"})
+SOCKETS = frozenset({"attach_terminal", "open_tunnel"})
 """WebSockets: all need `use`. They are in no OpenAPI document, and so not in `listed`."""
 
 HOST = frozenset({"doctor", "get_metrics"})

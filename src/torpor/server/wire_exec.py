@@ -122,6 +122,10 @@ class ExecWire(Wire):
     stderr_bytes: int
     stdout_path: str
     stderr_path: str
+    terminal: Annotated[bool, Field(description="It runs in a terminal.")] = False
+    is_idle: Annotated[
+        bool, Field(description="A terminal in which nothing but its shell runs.")
+    ] = False
 
     @staticmethod
     def of(info: ExecInfo) -> ExecWire:
@@ -144,6 +148,8 @@ class ExecWire(Wire):
             stderr_bytes=info.stderr_bytes,
             stdout_path=info.stdout_path,
             stderr_path=info.stderr_path,
+            terminal=info.terminal,
+            is_idle=info.is_idle,
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal as signals
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
@@ -14,6 +13,7 @@ from torpor.server.execs import Start, new_exec_id
 from torpor.server.pages import Cursor, Limit, page_of
 from torpor.server.replies import Reply, Streamed, event_stream
 from torpor.server.routes.deps import EVENTS, FAILURES, Desk, Engine, streams, until_hang_up
+from torpor.server.signals import signal_number
 from torpor.server.wire_exec import (
     OUTPUT_LIMIT_BYTES,
     OUTPUT_LIMIT_MAX_BYTES,
@@ -136,22 +136,6 @@ async def send_signal(
     async with engine.guest(SandboxId(sandbox_id)) as guest:
         await guest.exec_signal(ExecId(exec_id), signal_number(body.signal))
     return Response(status_code=204)
-
-
-def signal_number(signal: str | int) -> int:
-    """Return the number of a signal given by name or number.
-
-    Raises:
-        InvalidRequest: there is no such signal.
-    """
-    if isinstance(signal, str) and not signal.isdecimal():
-        name = signal.upper()
-        found = getattr(signals, name if name.startswith("SIG") else f"SIG{name}", None)
-        if isinstance(found, signals.Signals):
-            return int(found)
-    elif 1 <= int(signal) <= 64:
-        return int(signal)
-    raise InvalidRequest(f"there is no signal {signal!r}", hint="for example TERM, INT, KILL or 15")
 
 
 @router.get("/processes", response_model=ProcessListWire)
