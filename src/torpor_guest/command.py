@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import fcntl
 import os
 import signal
 import time
@@ -17,6 +16,7 @@ from torpor_guest import errors, proctree, terminal
 from torpor_guest.errors import AgentError
 from torpor_guest.gate import DISK
 from torpor_guest.launcher import Child, Launcher
+from torpor_guest.pump import Pump
 from torpor_guest.scrollback import Scrollback
 from torpor_guest.spool import Spool
 from torpor_guest.terminal import Window
@@ -26,9 +26,6 @@ GRACE_S = 0.2
 the end is reported. What comes later still goes into the spool."""
 _TIDY_S = 0.005
 _CHUNK = 64 << 10
-_F_GETPIPE_SZ = 1032
-_PTY_BYTES = 64 << 10
-"""As much as a terminal holds, and more."""
 _STDIN_STALL_S = 60.0
 
 
@@ -67,7 +64,7 @@ class Command:
         self._status: int | None = None
         self._is_lost = False
         self._ended_s = 0.0
-        self._pumps: list[_Pump] = []
+        self._pumps: list[Pump] = []
         self._timer: asyncio.TimerHandle | None = None
         self._launcher: Launcher | None = None
         self._cgroup = ""
@@ -134,7 +131,7 @@ class Command:
         self.pid, self._cgroup, self._launcher = child.pid, child.cgroup, launcher
         self._stdin_fd = fds[0]
         self._pumps = [
-            _Pump(self, which, fd, executor) for which, fd in enumerate(fds[1:]) if fd >= 0
+            Pump(self, which, fd, executor) for which, fd in enumerate(fds[1:]) if fd >= 0
         ]
         if self.request.timeout_s is not None:
             self._timer = asyncio.get_running_loop().call_later(
@@ -314,92 +311,6 @@ class Command:
             asyncio.get_running_loop().remove_writer(self._stdin_fd)
             os.close(self._stdin_fd)
             self._stdin_fd = -1
-
-
-class _Pump:
-    """Moves one output from its pipe into the spool."""
-
-    def __init__(self, command: Command, which: int, fd: int, executor: Executor) -> None:
-        self.is_closed = False
-        self._command = command
-        self._which = which
-        self._fd = fd
-        self._executor = executor
-        self._is_writing = False
-        self._since_exit = 0
-        self._saw_empty = False
-        self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(fd, self._on_readable)
-
-    def drain(self) -> None:
-        """Read what is there; called when the command has ended."""
-        while not (self.is_closed or self._is_writing or self._has_all()):
-            size = self._on_readable()
-            if size < 0:
-                self._saw_empty = True
-            else:
-                self._since_exit += size
-
-    def is_done(self, is_late: bool) -> bool:
-        """Whether all that the ended command wrote has been taken, and the wait for others is over."""
-        if self.is_closed:
-            return True
-        return is_late and not self._is_writing and self._has_all()
-
-    def _has_all(self) -> bool:
-        """Whether nothing that was in the pipe at the command's end is there still."""
-        return self._saw_empty or self._since_exit > self._size()
-
-    def _size(self) -> int:
-        try:
-            return fcntl.fcntl(self._fd, _F_GETPIPE_SZ)
-        except OSError:  # a terminal
-            return _PTY_BYTES
-
-    def close(self) -> None:
-        """Read no more."""
-        if not self.is_closed:
-            self._loop.remove_reader(self._fd)
-            os.close(self._fd)
-            self.is_closed = True
-
-    def _on_readable(self) -> int:
-        """Move one piece; return its size, or -1 when there was none."""
-        if DISK.is_shut:  # until then the command waits on its full pipe, and nothing is lost
-            self._loop.remove_reader(self._fd)
-            DISK.run(self._watch)
-            return -1
-        try:
-            data = os.read(self._fd, _CHUNK)
-        except BlockingIOError:
-            return -1
-        except OSError:
-            data = b""
-        if not data:
-            self._loop.remove_reader(self._fd)
-            os.close(self._fd)
-            self.is_closed = True
-            self._command.pump_closed()
-        elif self._command.spools[self._which].is_quick:
-            self._command.output(self._which, data)
-        else:
-            self._is_writing = True
-            self._loop.remove_reader(self._fd)
-            spool = self._command.spools[self._which]
-            offset = spool.kept
-            future = self._loop.run_in_executor(self._executor, spool.append, data)
-            future.add_done_callback(lambda done: self._written(offset, data, done.result()))
-        return len(data)
-
-    def _written(self, offset: int, data: bytes, kept: int) -> None:
-        self._is_writing = False
-        self._watch()
-        self._command.tell(self._which, offset, data[:kept])
-
-    def _watch(self) -> None:
-        """Have it read when there is something."""
-        if not (self.is_closed or self._is_writing):
-            self._loop.add_reader(self._fd, self._on_readable)
 
 
 def _settle(future: asyncio.Future[None]) -> None:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
+import json
 import os
+import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -238,6 +242,86 @@ def test_a_connection_through_a_forward_wakes_a_sandbox_that_sleeps(server: Serv
             link.sendall(b"up?")
             assert link.recv(3) == b"up?"
         assert sandbox.refresh().state == "running"
+
+
+def test_a_machine_that_falls_asleep_cuts_what_is_open(server: ServerThread) -> None:
+    told: list[TorporError] = []
+    with (
+        Sandbox.create() as sandbox,
+        echoing() as port,
+        sandbox.forward(port, on_error=told.append) as forward,
+        socket.create_connection((forward.host, forward.port), timeout=30) as link,
+    ):
+        link.sendall(b"there?")
+        assert link.recv(6) == b"there?"
+        assert server.engine.users[sandbox.id] == 1, "an open connection is work"
+        sandbox.hibernate()
+        with pytest.raises(ConnectionResetError):
+            link.recv(1)
+        assert [error.code for error in told] == ["sandbox.generation_changed"]
+        server.wait_until(lambda: server.engine.users[sandbox.id] == 0)
+
+
+# ---- the command line ----
+
+TORPOR = [sys.executable, "-m", "torpor.cli"]
+
+
+def told(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*TORPOR, *words], capture_output=True, text=True, timeout=60)
+
+
+def test_ports_on_the_command_line(server: ServerThread, app: int) -> None:
+    with Sandbox.create() as sandbox:
+        found = json.loads(told("ports", sandbox.id, "--json").stdout)
+        assert app in {item["port"] for item in found}
+        assert f"{app}" in told("ports", sandbox.id).stdout
+        done = told("preview", sandbox.id, str(app))
+        assert done.returncode == HostNotReady.exit_code
+        assert "torpor serve --host" in done.stderr
+        done = told("forward", sandbox.id, "0")
+        assert done.returncode == InvalidRequest.exit_code
+
+
+def test_a_forward_on_the_command_line_until_control_c(server: ServerThread) -> None:
+    with Sandbox.create() as sandbox, echoing() as port:
+        words = ["forward", sandbox.id, str(port), "--local", "0"]
+        with subprocess.Popen([*TORPOR, *words], stderr=subprocess.PIPE, text=True) as process:
+            assert process.stderr is not None
+            line = process.stderr.readline()
+            local = int(line.partition(" ")[0].rpartition(":")[2])
+            with socket.create_connection(("127.0.0.1", local), timeout=30) as link:
+                link.sendall(b"hello")
+                assert link.recv(5) == b"hello"
+                process.send_signal(signal.SIGINT)
+                assert process.wait(20) == 0
+                with contextlib.suppress(ConnectionResetError):
+                    assert link.recv(1) == b""
+            assert "Traceback" not in process.stderr.read()
+
+
+def test_a_forward_says_why_a_connection_was_cut(server: ServerThread) -> None:
+    port = free_port()
+    with Sandbox.create() as sandbox:
+        words = ["forward", sandbox.id, str(port), "--local", "0", "--json"]
+        with subprocess.Popen(
+            [*TORPOR, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            said = process.stdout.readline()
+            while not said.rstrip().endswith("}"):
+                said += process.stdout.readline()
+            local = json.loads(said)["port"]
+            with (
+                socket.create_connection(("127.0.0.1", local), timeout=30) as link,
+                contextlib.suppress(ConnectionResetError),
+            ):
+                assert link.recv(1) == b""
+            process.stderr.readline()
+            assert f"nothing listens on port {port}" in process.stderr.readline()
+            process.send_signal(signal.SIGINT)
+            assert process.wait(20) == 0
 
 
 # ---- odd clients of the tunnel ----

@@ -389,6 +389,41 @@ def test_an_interpreter_that_waits_for_code_keeps_no_sandbox_awake(
     play(scene)
 
 
+def test_a_terminal_in_which_nothing_runs_keeps_no_sandbox_awake(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shell = ExecInfo(
+        exec_id=ExecId("exec_1"),
+        command=("/bin/bash", "-l"),
+        state="running",
+        pid=7,
+        user="root",
+        cwd="/",
+        background=True,
+        started_at=datetime(2026, 1, 1, tzinfo=UTC),
+        terminal=True,
+    )
+    running = [shell]
+
+    async def listed(_: FakeAgent) -> list[ExecInfo]:
+        return list(running)
+
+    monkeypatch.setattr(FakeAgent, "exec_list", listed)
+
+    async def scene(world: World) -> None:
+        info = await world.create(idle_seconds=60)
+        world.clock.time += timedelta(seconds=61)
+        await world.engine.set_ttl(info.id, None)
+        await world.engine.set_ttl(info.id, None)  # behind the look at the time
+        assert (await world.engine.get(info.id)).state is S.RUNNING, "something runs in it"
+        running[0] = replace(shell, is_idle=True)
+        world.clock.time += timedelta(seconds=61)
+        await world.engine.set_ttl(info.id, None)
+        await world.until(info.id, S.HIBERNATED)
+
+    play(scene)
+
+
 def test_on_timeout_hibernate(play: Play) -> None:
     async def scene(world: World) -> None:
         info = await world.create(ttl_seconds=10, on_timeout="hibernate")
