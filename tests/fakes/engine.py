@@ -212,6 +212,9 @@ class FakeGuest(FakePorts, FakeInventories):
     async def exec_stdin(self, exec_id: ExecId, data: bytes, *, eof: bool = False) -> None:
         self._exec(exec_id).feed(data, eof=eof)
 
+    async def exec_resize(self, exec_id: ExecId, columns: int, rows: int) -> None:
+        self._exec(exec_id).window = (columns, rows)
+
     async def exec_signal(self, exec_id: ExecId, signal: int) -> None:
         self._exec(exec_id).kill(signal)
 

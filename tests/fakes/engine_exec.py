@@ -50,7 +50,9 @@ class FakeExec:
         self._packages = packages
         self._answers = answers
         self._stdin: asyncio.Queue[bytes] = asyncio.Queue()
-        if not spec.stdin:
+        self.window: tuple[int, int] | None = None
+        """What its terminal was last said to be."""
+        if not spec.stdin and spec.terminal is None:
             self._stdin.put_nowait(b"")
         self._began = datetime.now(UTC)
         self._duration_ms: int | None = None
@@ -65,6 +67,7 @@ class FakeExec:
             user=self.spec.user or "agent",
             cwd=self.spec.cwd or "/workspace",
             background=self.spec.background,
+            terminal=self.spec.terminal is not None,
             started_at=self._began,
             exit_code=self.exit_code,
             signal=self.signal,
@@ -129,6 +132,8 @@ class FakeExec:
             self.kill(9)
 
     async def _script(self) -> int:
+        if self.spec.terminal is not None and not self.spec.command:
+            return await self._program(["cat"])  # in place of a login shell
         if isinstance(self.spec.command, tuple):
             return await self._program(list(self.spec.command))
         code = 0
