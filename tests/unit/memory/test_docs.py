@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,11 @@ def test_every_block_of_the_tutorial_runs(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(blocks) > 10
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
+    has_models = importlib.util.find_spec("pydantic_ai") is not None
     for block in blocks:
+        needs_models = "import TestModel" in block or "PydanticAIExtractor" in block
+        if needs_models and not has_models:  # the extra torpor[memory-ai]
+            continue
         line = text[: text.index(block)].count("\n")
         code = compile("\n" * line + block, "docs/memory.md", "exec")
         exec(code, names)
