@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.fakes.driver import FakeAgent
 from tests.unit.databases.test_desk import Machine
 from tests.unit.sandboxes.world import Play, World, play
 from torpor.base.units import GIB
@@ -19,9 +21,9 @@ from torpor.databases.branches import Branches, CloneSpec
 from torpor.databases.desk import DatabaseDesk
 from torpor.databases.making import Making
 from torpor.db.databases import DatabaseRows
-from torpor.errors import Conflict, GuestFailed, OutsideArchive
+from torpor.errors import Conflict, GuestFailed, InsufficientResources, NotFound, OutsideArchive
 from torpor.guest.port import Guest
-from torpor.model import SandboxId, SandboxState
+from torpor.model import SandboxId, SandboxInfo, SandboxState
 from torpor.model_databases import DatabaseInfo, DatabaseSpec, DatabaseState
 from torpor.sandboxes import volume_engine
 
@@ -293,3 +295,75 @@ def test_the_next_daemon_undoes_what_one_died_in(play: Play, machine: Server, at
             await desk.delete("one")
 
     play(main)
+
+
+def test_a_full_host_refuses_and_changes_nothing(
+    scene: Callable[[Scene], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work(world: World, desk: DatabaseDesk) -> None:
+        await desk.create(DatabaseSpec(name="one"))
+        monkeypatch.setattr(volume_engine, "free_bytes", lambda _: 3 << 30)
+        with pytest.raises(InsufficientResources) as caught:
+            await desk.grow("one", 64 * GIB)
+        assert caught.value.facts["free_bytes"] == 3 << 30
+        assert (await desk.get("one")).size_bytes == GIB
+        for refused in (
+            desk.create(DatabaseSpec(name="two", size_bytes=64 * GIB)),
+            desk.clone("one", CloneSpec(name="two", size_bytes=64 * GIB)),
+        ):
+            with pytest.raises(InsufficientResources):
+                await refused
+        assert [d.name for d in await desk.list()] == ["one"]
+
+    scene(work)
+
+
+def test_an_attached_sandbox_reaches_it_and_no_other_and_again_after_a_restart(
+    play: Play, machine: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served: list[int] = []
+
+    async def serve(
+        self: object, port: int, _serve: object, *, listens: Callable[[], None]
+    ) -> None:
+        served.append(port)
+        listens()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(FakeAgent, "serve_inlet", serve, raising=False)
+    monkeypatch.setattr(FakeAgent, "closed", False, raising=False)
+
+    async def main(world: World) -> None:
+        async with opened(world, machine) as desk:
+            await desk.create(DatabaseSpec(name="one"))
+            agent = await world.create()
+            url = await desk.attach("one", agent.id, 6000)
+            assert url.endswith("@127.0.0.1:6000/postgres")
+            assert url.partition("@")[0] == (await desk.url("one")).partition("@")[0]
+            assert await desk.attach("one", agent.id, 6000) == url, "it can be asked again"
+            await desk.create(DatabaseSpec(name="two"))
+            with pytest.raises(Conflict, match="leads to database one"):
+                await desk.attach("two", agent.id, 6000)
+            elsewhere = await world.create(workspace="elsewhere")
+            with pytest.raises(NotFound):
+                await desk.attach("one", elsewhere.id)
+        served.clear()
+        async with opened(world, machine) as desk:
+            await desk.attend(_Machine(agent), FakeAgent())  # type: ignore[arg-type]
+            await desk.attend(_Machine(elsewhere), FakeAgent())  # type: ignore[arg-type]
+            await asyncio.sleep(0)
+            assert served == [6000]
+            await world.engine.delete(agent.id)
+            await desk.keep((await desk.get("one")).id)
+            assert (await desk.get("one")).attachments == ()
+            for name in ("one", "two"):
+                await desk.delete(name)
+
+    play(main)
+
+
+class _Machine:
+    """A machine whose guest was just connected."""
+
+    def __init__(self, info: SandboxInfo) -> None:
+        self.info = info
