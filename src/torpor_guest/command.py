@@ -184,6 +184,12 @@ class Command:
             self._wind_up()
             self.rest()
 
+    def shrink(self) -> None:
+        """Keep less of what a terminal has shown, unless somebody reads it."""
+        shown = self.spools[0]
+        if isinstance(shown, Scrollback) and not self.followers:
+            shown.shrink()
+
     def rest(self) -> None:
         """Close the spool files if nobody writes or follows them; they can still be read."""
         if not self.is_running and not self.followers and all(p.is_closed for p in self._pumps):

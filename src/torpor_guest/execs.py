@@ -32,6 +32,10 @@ from torpor_guest.users import Image, User, environment, find_user
 MAX_RUNNING = 256
 MAX_KEPT = 256
 KEEP_S = 24 * 3600.0
+WHOLE_S = 600.0
+"""How long after a terminal's end all that was kept of it is there for who lost their connection meanwhile."""
+WHOLE_TERMINALS = 16
+"""How many ended ones that is so for, the newest."""
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _OUTPUTS = ("stdout", "stderr")
 
@@ -212,6 +216,11 @@ class Execs:
         command.run(self._launcher, child, (feed, ends[0][0], ends[1][0]), self._executor)
 
     def _ended(self, command: Command) -> None:
+        if command.request.has_terminal:
+            ended = [c for c in self.list() if c.request.has_terminal and not c.is_running]
+            for other in ended[:-WHOLE_TERMINALS]:
+                other.shrink()
+            asyncio.get_running_loop().call_later(WHOLE_S, command.shrink)
         with contextlib.suppress(OSError):
             self._journal.put(command.info())
         asyncio.get_running_loop().call_later(0.05, DISK.run, partial(self._tidy, command))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 LIMIT_BYTES = 1 << 20
-"""How much of a terminal's output is kept at least; twice as much at most."""
+"""How much of a terminal's output is kept at least; a quarter more at most."""
+REST_BYTES = 128 << 10
+"""How much of it, some time after the command's end."""
 
 
 class Scrollback:
@@ -30,11 +32,18 @@ class Scrollback:
         """Keep `data`, and no more of the oldest than there is room for."""
         self._data += data
         self.total += len(data)
-        if len(self._data) > 2 * self.limit:
-            gone = len(self._data) - self.limit
-            del self._data[:gone]
-            self.begin += gone
+        if len(self._data) > self.limit + self.limit // 4:
+            self._keep(self.limit)
         return len(data)
+
+    def shrink(self) -> None:
+        """Keep only what is worth it of a command that has ended a while ago."""
+        self._keep(min(self.limit, REST_BYTES))
+
+    def _keep(self, most: int) -> None:
+        gone = max(0, len(self._data) - most)
+        self._data = self._data[gone:]
+        self.begin += gone
 
     def read(self, offset: int, size: int) -> bytes:
         """Return up to `size` bytes from `offset` on, which is not before `begin`."""

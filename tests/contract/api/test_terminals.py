@@ -68,11 +68,15 @@ def until(output: Iterator[bytes], wanted: bytes) -> bytes:
     return shown
 
 
-def busy(terminal: Terminal) -> None:
-    """Wait until something runs in a terminal."""
+def busy(sandbox: Sandbox, terminal: Terminal) -> None:
+    """Wait until `sleep 60` runs in a terminal; before it is that, its shell's copy may ignore a signal."""
     ends_at = time.monotonic() + 20
-    while terminal.info().is_idle:
+    while not any(
+        process.command == "sleep 60" and process.exec_id == terminal.exec_id
+        for process in sandbox.processes()
+    ):
         assert time.monotonic() < ends_at
+    assert not terminal.info().is_idle
 
 
 # ---- the SDK ----
@@ -234,7 +238,7 @@ def test_all_that_a_socket_can_do(sandbox: Sandbox, home: Home) -> None:
         socket.send(json.dumps({"type": "input", "data": "stty size\n"}))
         until_shown(b"20 90\r\n")
         socket.send(b"sleep 60\n")
-        busy(terminal)
+        busy(sandbox, terminal)
         socket.send(json.dumps({"type": "signal", "signal": "TERM"}))
         until_shown(b"$ ")
         socket.send(b"exit 6\n")
@@ -354,7 +358,7 @@ def test_a_shell_on_the_command_line(sandbox: Sandbox, at_terminal: Any) -> None
         raise AssertionError("the window's new size did not arrive")
     person.type(b"sleep 60\r")
     person.sees(b"sleep 60\r\n")
-    busy(sandbox.pty.attach(sandbox.pty.list()[0].exec_id))
+    busy(sandbox, sandbox.pty.attach(sandbox.pty.list()[0].exec_id))
     person.type(b"\x03")
     person.sees(b"\nready> ")
     person.type(b"exit 9\r")
