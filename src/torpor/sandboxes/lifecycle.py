@@ -62,7 +62,7 @@ def require_running(
         S.FAILED: f"see why: torpor get {sandbox_id}; then "
         + (f"{way_back} or " if has_snapshots else "")
         + f"remove it (torpor rm {sandbox_id})",
-        S.STOPPED: "it powered itself off; "
+        S.STOPPED: "it powered itself off, or rebooted; "
         + (f"{way_back} or " if has_snapshots else "")
         + "create a new one",
         S.DELETED: "create a new one",

@@ -55,6 +55,8 @@ _RETRY = timedelta(seconds=30)
 """An expiry or a sleep that failed is tried again after this."""
 _POWERED_DOWN = "reboot: Power down"
 """The kernel's last words when a machine powers itself off."""
+_RESTARTED = "reboot: Restarting system"
+"""And when it reboots, which ends a machine that went on from a snapshot."""
 _BY_ITSELF_AWAKE = frozenset({S.HIBERNATED, S.HIBERNATING, S.WAKING})
 """States from which a request for the guest wakes the machine."""
 
@@ -595,6 +597,8 @@ def verdict(parts: Parts, info: SandboxInfo) -> tuple[SandboxState, str | None]:
     console = files.console_tail(parts.driver.console(folder))
     if _POWERED_DOWN in console:
         return S.STOPPED, None
+    if _RESTARTED in console:
+        return S.STOPPED, "it rebooted itself, which ends a machine that went on from a snapshot"
     log = parts.driver.last_words(folder)
     text = ["the machine ended unexpectedly"]
     if log:

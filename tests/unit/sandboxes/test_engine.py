@@ -244,14 +244,18 @@ def test_a_machine_that_dies_is_failed_with_its_last_words(play: Play) -> None:
     play(scene)
 
 
-def test_a_machine_that_powers_itself_off_is_stopped(play: Play) -> None:
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [("reboot: Power down", None), ("reboot: Restarting system", "rebooted itself")],
+)
+def test_a_machine_that_ends_itself_is_stopped(play: Play, words: str, error: str | None) -> None:
     async def scene(world: World) -> None:
         info = await world.create()
         console = world.driver.console(world.folder(info.id))
-        console.write_text("[   12.3] reboot: Power down\n")
+        console.write_text(f"[   12.3] {words}\n")
         os.kill(world.vmm(info.id).process.pid, signal.SIGKILL)
         stopped = await world.until(info.id, S.STOPPED)
-        assert stopped.error is None
+        assert stopped.error is None if error is None else error in str(stopped.error)
 
     play(scene)
 

@@ -19,6 +19,7 @@ def _argv(
     network: str = "user",
     layers: tuple[Path, ...] = (Path("/t/disk.raw"),),
     volumes: tuple[VolumeDisk, ...] = (),
+    restored: bool = False,
 ) -> list[str]:
     spec = MachineSpec(
         vcpus=2,
@@ -30,13 +31,17 @@ def _argv(
         disk=Disk(layers, Path("/s/disk.qcow2")),
         volumes=volumes,
     )
-    return command.build(
-        Path("/usr/bin/qemu"), "tcg", "sbx_1", spec, command.Wiring(7, 8, "console.log", "ram")
-    )
+    wiring = command.Wiring(7, 8, "console.log", "ram", restored)
+    return command.build(Path("/usr/bin/qemu"), "tcg", "sbx_1", spec, wiring)
 
 
 def _options(argv: list[str], name: str) -> list[str]:
     return [argv[i + 1] for i, word in enumerate(argv) if word == name]
+
+
+def test_a_reset_ends_a_machine_whose_firmware_was_never_loaded() -> None:
+    assert "-no-reboot" in _argv(restored=True)
+    assert "-no-reboot" not in _argv()
 
 
 def test_every_layer_is_read_only_and_has_an_explicit_backing() -> None:

@@ -21,8 +21,15 @@ DISK_ID = "disk0"
 
 _VOLUMES_BUS = "volumes"
 
-_INCOMING = ("-S", "-global", "migration.send-configuration=off", "-incoming", "defer")
-"""The saved state is that of `xen-save-devices-state`: devices only, no configuration section, no RAM."""
+_INCOMING = (
+    *("-S", "-global", "migration.send-configuration=off", "-incoming", "defer"),
+    "-no-reboot",
+)
+"""The saved state is that of `xen-save-devices-state`: devices only, no configuration section, no RAM.
+
+A process that takes over a state never loads the firmware (QEMU's `rom_reset` expects it in the RAM that comes). A
+reset would run zeros for ever, so it ends the machine.
+"""
 
 _TCG_CACHE_MIB = 256
 """Translated code that one emulated machine may keep; QEMU's own default is 1 GiB on a large host."""
