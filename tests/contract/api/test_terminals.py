@@ -24,11 +24,13 @@ from websockets.sync.client import unix_connect
 
 from tests.contract.api.conftest import Rest
 from tests.contract.guest.agent import Agent, running_agent
+from tests.fakes.engine import FakeGuest
 from tests.fakes.serving import CuttingProxy, ServerThread
 from torpor import AsyncSandbox, Client, Sandbox
 from torpor.base.home import Home
 from torpor.cli.shell import Keys
-from torpor.errors import InvalidRequest, NotFound, OperationTimeout
+from torpor.errors import GenerationChanged, InvalidRequest, NotFound, OperationTimeout
+from torpor.guest.client import GuestClient
 from torpor.sdk.sync_terminals import Terminal
 
 ENV = {"PS1": "$ ", "ENV": "", "PATH": "/usr/bin:/bin"}
@@ -41,23 +43,52 @@ def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
         yield found
 
 
+class RealAgent(FakeGuest):
+    """A guest of the fake engine whose commands are a real agent's; a machine that sleeps is one that is not connected."""
+
+    def __init__(self, agent: Agent) -> None:
+        super().__init__({})
+        self.agent = agent
+        self.client: GuestClient | None = None
+        self.connecting = asyncio.Lock()
+
+    async def ping(self) -> None:
+        """Connect, as the engine does when a machine goes on."""
+        async with self.connecting:
+            if self.client is None:
+                self.client = await self.agent.connect()
+
+    def __getattribute__(self, name: str) -> Any:
+        if name.startswith("exec_") or name in ("processes", "ports", "open_port"):
+            return getattr(object.__getattribute__(self, "client"), name)
+        return super().__getattribute__(name)
+
+    def cut(self) -> RealAgent:
+        """Put the machine to sleep: its channel is cut, and what runs in it knows nothing of that."""
+        self.is_cut.set()
+        if self.client is not None:
+            self.client._channel.close()
+        return RealAgent(self.agent)
+
+    async def end(self) -> None:
+        """End all that runs."""
+        await self.ping()
+        assert self.client is not None
+        for info in await self.client.exec_list():
+            await self.client.exec_signal(info.exec_id, 9)
+        await self.client.aclose()
+
+
 @pytest.fixture
 def sandbox(server: ServerThread, rest: Rest, agent: Agent) -> Iterator[Sandbox]:
     """A sandbox whose guest is a real agent."""
     found = rest.create()
     fake = server.guest(found)
-    client = server.run(agent.connect())
-    client.is_cut = fake.is_cut
-    server.engine.sandboxes[found].guest = client  # type: ignore[index, assignment]
+    sandboxes: Any = server.engine.sandboxes
+    sandboxes[found].guest = RealAgent(agent)
     yield Sandbox.handle(found)
-
-    async def end() -> None:
-        for info in await client.exec_list():
-            await client.exec_signal(info.exec_id, 9)
-        await client.aclose()
-
-    server.run(end())
-    server.engine.sandboxes[found].guest = fake  # type: ignore[index]
+    server.run(sandboxes[found].guest.end())
+    sandboxes[found].guest = fake
 
 
 def until(output: Iterator[bytes], wanted: bytes) -> bytes:
@@ -143,6 +174,27 @@ def test_a_lost_connection_is_made_again_and_no_byte_is_lost(
         assert proxy.connections > len(cuts)
     finally:
         proxy.close()
+
+
+def test_a_terminal_outlives_a_sleep_and_typing_wakes_it(sandbox: Sandbox) -> None:
+    terminal = sandbox.terminal(SH, env=ENV)
+    output = iter(terminal)
+    until(output, b"$ ")
+    terminal.send_input("kept=41\n")
+    until(output, b"$ ")
+    sandbox.hibernate()
+    with pytest.raises(GenerationChanged):
+        next(output)
+    assert sandbox.refresh().state == "hibernated"
+    terminal.send_input("echo $((kept+1))\n")
+    assert sandbox.refresh().state == "running"
+    output = iter(terminal)
+    assert until(output, b"\n42\r\n").count(b"kept=41") == 0
+    sandbox.hibernate()
+    with pytest.raises(GenerationChanged):
+        list(output)
+    terminal.send_input("exit 7\n")
+    assert terminal.wait(timeout_seconds=20).exit_code == 7
 
 
 def test_asynchronously(sandbox: Sandbox) -> None:
@@ -379,6 +431,23 @@ def test_leaving_a_shell_and_coming_back(sandbox: Sandbox, at_terminal: Any) -> 
     again.type(b"echo kept=$kept; exit 4\r")
     again.sees(b"kept=42")
     assert again.exit_code() == 4
+
+
+def test_a_shell_goes_on_after_its_machine_slept(sandbox: Sandbox, at_terminal: Any) -> None:
+    person = at_terminal(*shell(sandbox))
+    person.type(b"PS1='ready> '; kept=41\r")
+    person.sees(b"\nready> ")
+    sandbox.hibernate()
+    person.sees(b"a key wakes it")
+    assert person.is_raw
+    assert sandbox.refresh().state == "hibernated"
+    person.type(b"x")  # only wakes it
+    ends_at = time.monotonic() + 20
+    while sandbox.refresh().state != "running":
+        assert time.monotonic() < ends_at
+    person.type(b"echo $((kept+1)); exit 3\r")
+    person.sees(b"42\r\n")
+    assert person.exit_code() == 3
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
