@@ -7,12 +7,14 @@ import string
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.requests import HTTPConnection
 
 from torpor.access.links import TTL_MOST_S, LinkKey
-from torpor.errors import InvalidRequest, NotAuthenticated
+from torpor.errors import HostNotReady, InvalidRequest, NotAuthenticated
 from torpor.model import SandboxId
 from torpor.server.hosts import Hosts
 from torpor.server.previews.heads import answer_headers, without_hops
+from torpor.server.previews.links import Listeners
 from torpor.server.previews.names import Target, label_of, target_of
 
 ID = SandboxId("sbx_0123456789abcdefghjk")
@@ -120,3 +122,58 @@ def test_cookies_stay_with_their_name() -> None:
     ]
     found = answer_headers(headers, Admitted(), {"headers": []})  # type: ignore[arg-type]
     assert found == [(b"set-cookie", b"a=1; Path=/"), (b"set-cookie", b"b=2;Secure")]
+
+
+def asked(host: str | None) -> HTTPConnection:
+    """A request by TCP with that Host; None: by the Unix socket."""
+    headers = [] if host is None else [(b"host", host.encode())]
+    client = None if host is None else ("127.0.0.1", 5)
+    return HTTPConnection({"type": "http", "headers": headers, "client": client})
+
+
+@pytest.mark.parametrize(
+    ("listener", "names", "base"),
+    [
+        ("127.0.0.1", [], "localhost:8080"),
+        ("0.0.0.0", [], "localhost:8080"),
+        ("::1", [], "localhost:8080"),
+        ("localhost", [], "localhost:8080"),
+        ("192.0.2.1", ["box.example"], "box.example:8080"),
+        ("127.0.0.1", [".Box.example"], "box.example:8080"),
+    ],
+)
+def test_where_previews_are_for_who_asks_by_the_unix_socket(
+    listener: str, names: list[str], base: str
+) -> None:
+    listeners = Listeners()
+    with pytest.raises(HostNotReady, match="does not listen"):
+        listeners.base(asked(None))
+    with listeners.noted(listener, 8080, names):
+        assert listeners.base(asked(None)) == base
+    with pytest.raises(HostNotReady, match="does not listen"):
+        listeners.base(asked(None))
+
+
+@pytest.mark.parametrize(
+    ("host", "base"),
+    [
+        ("localhost:8080", "localhost:8080"),
+        ("127.0.0.1:8080", "localhost:8080"),
+        ("box.example", "box.example"),
+        ("[::1]:8080", "localhost:8080"),
+    ],
+)
+def test_where_previews_are_for_who_asks_by_tcp(host: str, base: str) -> None:
+    listeners = Listeners()
+    with listeners.noted("127.0.0.1", 8080, []):
+        assert listeners.base(asked(host)) == base
+
+
+def test_an_address_that_others_use_needs_a_name() -> None:
+    listeners = Listeners()
+    with listeners.noted("192.0.2.1", 8080, []):
+        for connection in (asked(None), asked("192.0.2.1:8080")):
+            with pytest.raises(HostNotReady, match="need a name"):
+                listeners.base(connection)
+    with listeners.noted("0.0.0.0", 8080, ["box.example"]):
+        assert listeners.base(asked("192.0.2.1:8080")) == "box.example:8080"
