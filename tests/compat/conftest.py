@@ -60,3 +60,9 @@ def panda(
     client.session.close()
     tcp.server.run(tcp.server.engine.aclose())
     tcp.server.engine.reset()
+
+
+@pytest.fixture
+def box(panda: pandastack.Client) -> pandastack.Sandbox:
+    """A sandbox."""
+    return panda.sandboxes.create(template="base", metadata={"a": "b"})
