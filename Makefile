@@ -8,7 +8,7 @@ BIN := .venv/bin
 SOURCE ?=
 PYTEST_ARGS ?=
 
-.PHONY: help install demo test check lint unit bench lock openapi clean
+.PHONY: help install demo test check lint unit faults bench lock openapi clean
 
 help: ## List these commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,6 +37,10 @@ lint: ## Run all checks that read the code only
 unit: ## Run the unit tests
 	@scripts/bootstrap --dev
 	@$(BIN)/python -m pytest tests/unit $(PYTEST_ARGS)
+
+faults: ## Try all of the fault-injection suite, each fault alone, with its control (real machines)
+	@scripts/bootstrap --dev
+	@$(BIN)/python -m pytest -m slow tests/vm/test_faults.py $(PYTEST_ARGS)
 
 bench: install ## Measure against the bare floor
 	@$(BIN)/torpor bench $(BENCH_ARGS)

@@ -119,7 +119,10 @@ def test_what_rest_refuses(rest: Rest, sandbox: Sandbox) -> None:
         "request.invalid",
         json={"reason": "x", "command": "y", "checks": "required: [", "checks_source": "c.yaml"},
     )
-    assert "c.yaml:" in told["error"]
+    assert "c.yaml:2:1" in told["error"]
+    nobody = {"reason": "x", "command": "y", "profile": "nobody"}
+    told = rest.fails("POST", path, 404, "object.not_found", json=nobody)
+    assert ("nobody" in told["error"], "hermes" in told["hint"]) == (True, True)
     unknown = "/v1/sandboxes/sbx_00000000000000000000/changes"
     rest.fails("POST", unknown, 404, "object.not_found", json={"reason": "x", "command": "y"})
     for verb in ("confirm", "rollback", "lease", "done", "abort"):
@@ -387,7 +390,7 @@ def cli_err(cli: Cli, *args: str) -> str:
     return cli.stderr
 
 
-def test_exit_codes_say_what_became_of_it(cli: Cli, sandbox: Sandbox) -> None:
+def test_exit_codes_say_what_became_of_it(cli: Cli, sandbox: Sandbox, tmp_path: Path) -> None:
     cli("change", sandbox.id, "x", "--run", "exit 3", "--no-inventory", "--target", "t", code=96)
     cli.fails("change", sandbox.id, "x", "--run", "true", "--target", "T", code=73)
     assert "--force" in cli.stderr
@@ -397,6 +400,11 @@ def test_exit_codes_say_what_became_of_it(cli: Cli, sandbox: Sandbox) -> None:
     cli.fails("change", sandbox.id, "x", "--run", "true", "--probation", "soon", code=64)
     cli.fails("change", sandbox.id, "x", "--run", "true", "--consistency", "so-so", code=64)
     cli.fails("change", "nobody", "x", "--run", "true", code=66)
+    cli.fails("change", sandbox.id, "x", "--run", "true", "--profile", "nobody", code=66)
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text("required:\n  file: 3\n")
+    told = cli.fails("change", sandbox.id, "x", "--run", "true", "--checks", str(wrong), code=64)
+    assert f"{wrong}:2:9" in told
     cli("change", sandbox.id, "x", code=2)
 
 
