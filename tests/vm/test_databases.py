@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import shlex
+import threading
+import time
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import psycopg
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, relationship
 
-from torpor import Database, Templates, Volume
+from tests.vm.conftest import machines
+from torpor import Database, Sandbox, Templates, Volume
 from torpor.base.home import Home
+from torpor.errors import Conflict, InvalidRequest, NotFound, OutsideArchive, WrongState
 from torpor.model_databases import DatabaseState
 
 D = DatabaseState
@@ -98,3 +107,217 @@ def test_an_application_uses_it(db: Database, vm_home: Home) -> None:
         assert password.encode() not in path.read_bytes(), path
     for manifest in vm_home.snapshots.glob("*/manifest.json"):
         assert password.encode() not in manifest.read_bytes()
+
+
+def test_bad_requests_are_told_and_change_nothing(db: Database, postgres: str) -> None:
+    with pytest.raises(Conflict, match="shop"):
+        Database.create("shop")
+    with pytest.raises(InvalidRequest, match="too small"):
+        Database.create("tiny", size="100m")
+    with pytest.raises(InvalidRequest):
+        Database.create("odd", size="many")
+    with pytest.raises(InvalidRequest):
+        db.grow("1023m")
+    with pytest.raises(NotFound):
+        Database.get("nobody")
+    with pytest.raises(OutsideArchive, match="future"):
+        db.clone("later", target_time=datetime.now(UTC) + timedelta(hours=1))
+    with pytest.raises(OutsideArchive) as caught:
+        db.clone("before", target_time=datetime(2020, 1, 1, tzinfo=UTC))
+    assert caught.value.facts["recoverable_from"]
+    url = db.connection_url
+    with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
+        psycopg.connect(url.replace("@", "x@"), connect_timeout=60)
+    assert [d.name for d in Database.list()] == ["shop"]
+    assert query(url, "SELECT 1") == [(1,)]
+
+
+def test_a_connection_wakes_it_and_it_goes_on_where_it_was(db: Database) -> None:
+    url = db.connection_url
+    query(url, "CREATE TABLE IF NOT EXISTS sleep (n int)")
+    query(url, "INSERT INTO sleep VALUES (1)")
+    since = query(url, "SELECT pg_postmaster_start_time()")
+    with psycopg.connect(url) as session:
+        session.execute("SELECT 1")
+        assert db.hibernate().state is D.HIBERNATED
+        with pytest.raises(psycopg.OperationalError):
+            session.execute("SELECT 1")
+    assert query(url, "SELECT n FROM sleep") == [(1,)]
+    assert query(url, "SELECT pg_postmaster_start_time()") == since, "the same server goes on"
+    assert db.refresh().state is D.RUNNING
+
+
+class Ledger:
+    """Writers that note each id outside once its commit was acknowledged."""
+
+    def __init__(self, url: str, writers: int) -> None:
+        self.acknowledged: set[int] = set()
+        self._stop = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._write, args=(url, n), daemon=True) for n in range(writers)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _write(self, url: str, writer: int) -> None:
+        with contextlib.suppress(psycopg.Error), psycopg.connect(url) as connection:
+            for n in range(1_000_000):
+                if self._stop.is_set():
+                    return
+                number = writer * 1_000_000 + n
+                connection.execute("INSERT INTO ledger VALUES (%s, repeat('x', 500))", (number,))
+                connection.commit()
+                self.acknowledged.add(number)
+
+    def join(self) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(60)
+            assert not thread.is_alive()
+
+
+def test_every_acknowledged_commit_outlives_a_killed_machine(db: Database, vm_home: Home) -> None:
+    url = db.connection_url
+    query(url, "CREATE TABLE IF NOT EXISTS ledger (id int PRIMARY KEY, filler text)")
+    machine = Sandbox.get(str(db.refresh().sandbox_id))
+    bench = "/usr/lib/postgresql/17/bin/pgbench"
+    machine.exec(f"{bench} -i -q -s 1 postgres", user="postgres", check=True, timeout_seconds=120)
+    storm = machine.exec(f"{bench} -c 2 -T 120 postgres", user="postgres", background=True)
+    ledger = Ledger(url, writers=3)
+    until = time.monotonic() + 60
+    while len(ledger.acknowledged) < 60 and time.monotonic() < until:
+        time.sleep(0.05)
+    (vmm,) = [
+        m for m in machines(vm_home) if machine.id in str(Path(f"/proc/{m.pid}/cwd").readlink())
+    ]
+    asyncio.run(vmm.kill(within_s=30))
+    ledger.join()
+    del storm
+    assert len(ledger.acknowledged) >= 60
+    found = {n for (n,) in query_when_back(url, "SELECT id FROM ledger")}
+    assert ledger.acknowledged <= found
+    assert len(found - ledger.acknowledged) <= 3, "at most what was under way"
+    ((accounts, tellers),) = query(
+        url,
+        "SELECT (SELECT sum(abalance) FROM pgbench_accounts), (SELECT sum(tbalance) FROM pgbench_tellers)",
+    )
+    assert accounts == tellers, "pgbench's transactions are whole"
+    assert db.refresh().sandbox_id != machine.id, "a new machine serves the same data"
+
+
+def query_when_back(url: str, statement: str) -> list[tuple[object, ...]]:
+    """Ask until the death of the machine has been noticed; the first that comes later gets a new one."""
+    until = time.monotonic() + 120
+    while True:
+        try:
+            return query(url, statement)
+        except psycopg.OperationalError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.2)
+
+
+def test_its_data_outlives_its_machine_and_an_upgrade_keeps_it(db: Database) -> None:
+    url = db.connection_url
+    query(url, "CREATE TABLE IF NOT EXISTS kept (n int)")
+    query(url, "INSERT INTO kept VALUES (7)")
+    before = str(db.refresh().sandbox_id)
+    Sandbox.delete(before)
+    assert db.refresh().state is D.DOWN
+    assert query(url, "SELECT n FROM kept") == [(7,)]
+    second = str(db.refresh().sandbox_id)
+    info = db.upgrade(build=False)
+    assert info.sandbox_id not in (before, second)
+    assert query(url, "SELECT n FROM kept") == [(7,)]
+
+
+def test_clones_go_their_own_way(db: Database) -> None:
+    url = db.connection_url
+    query(url, "CREATE TABLE IF NOT EXISTS branch (n int)")
+    query(url, "INSERT INTO branch VALUES (1)")
+    point = db.snapshot(label="one")
+    query(url, "INSERT INTO branch VALUES (2)")
+    clone = db.clone("shop-now")
+    query(clone.connection_url, "INSERT INTO branch VALUES (3)")
+    assert query(clone.connection_url, "SELECT n FROM branch ORDER BY n") == [(1,), (2,), (3,)]
+    assert query(url, "SELECT n FROM branch ORDER BY n") == [(1,), (2,)]
+    with pytest.raises(psycopg.OperationalError, match="password"):
+        psycopg.connect(url.rpartition("@")[0] + "@" + clone.connection_url.rpartition("@")[2])
+    older = clone.connection_url
+    assert clone.reset_password() != older
+    with pytest.raises(psycopg.OperationalError, match="password"):
+        psycopg.connect(older)
+    assert query(clone.connection_url, "SELECT count(*) FROM branch") == [(3,)]
+    clone.delete()
+    assert point.label == "one"
+
+
+def test_it_can_be_had_as_it_was(db: Database, tmp_path: Path) -> None:
+    url = db.connection_url
+    query(url, "CREATE TABLE IF NOT EXISTS moment (n int)")
+    query(url, "INSERT INTO moment VALUES (1)")
+    ((then,),) = query(url, "SELECT clock_timestamp()")
+    assert isinstance(then, datetime)
+    query(url, "INSERT INTO moment VALUES (2)")
+    query(url, "DROP TABLE IF EXISTS kept")
+    past = db.clone("shop-then", target_time=then)
+    assert query(past.connection_url, "SELECT n FROM moment ORDER BY n") == [(1,)]
+    query(past.connection_url, "INSERT INTO moment VALUES (9)")
+    assert query(url, "SELECT n FROM moment ORDER BY n") == [(1,), (2,)]
+    past.delete()
+
+    size = db.dump(tmp_path / "shop.dump")
+    data = (tmp_path / "shop.dump").read_bytes()
+    assert len(data) == size
+    assert data.startswith(b"PGDMP")
+    assert b"moment" in data
+    with pytest.raises(Exception, match="nothing"):
+        db.dump(tmp_path / "none.dump", database="nothing")
+    assert [p.name for p in tmp_path.iterdir()] == ["shop.dump"]
+
+
+def test_a_sandbox_reaches_its_database_without_a_network(db: Database, postgres: str) -> None:
+    query(db.connection_url, "CREATE TABLE IF NOT EXISTS notes (text text)")
+    with (
+        Sandbox.create(template=postgres, network="none") as agent,
+        Sandbox.create(template=postgres, network="none") as other,
+    ):
+        url = db.attach(agent.id)
+        psql = ["/usr/lib/postgresql/17/bin/psql", "-XAtc"]
+        agent.exec([*psql, "INSERT INTO notes VALUES ('from inside')", url], check=True)
+        assert query(db.connection_url, "SELECT text FROM notes") == [("from inside",)]
+        assert other.exec([*psql, "SELECT 1", url]).exit_code != 0, "only its own"
+        agent.hibernate()
+        again = (
+            f"until {shlex.join([*psql, 'SELECT count(*) FROM notes', url])}; do sleep 0.2; done"
+        )
+        found = agent.exec(again, check=True, timeout_seconds=60)  # it is served anew in a moment
+        assert found.stdout == "1\n"
+        other.exec(
+            "nohup python3 -m http.server 5432 --bind 127.0.0.1 >/dev/null 2>&1 &\n"
+            "until ss -Hltn | grep -q :5432; do sleep 0.1; done",
+            check=True,
+            timeout_seconds=60,
+        )
+        with pytest.raises(Conflict, match="listened on"):
+            db.attach(other.id)
+        assert [a.sandbox_id for a in db.refresh().attachments] == [agent.id]
+        db.detach(agent.id)
+        assert agent.exec([*psql, "SELECT 1", url]).exit_code != 0
+    with pytest.raises((NotFound, WrongState)):
+        db.attach(agent.id)
+
+
+def test_a_deleted_database_leaves_nothing_or_its_volume(db: Database, vm_home: Home) -> None:
+    clone = db.clone("going")
+    password = vm_home.databases / f"{clone.id}.password"
+    machine = str(clone.info.sandbox_id)
+    assert password.exists()
+    clone.delete(keep_volume=True)
+    assert not password.exists()
+    with pytest.raises(NotFound):
+        Database.get("going")
+    volume = Volume.get("db-going")
+    assert volume.info.holders == ()
+    volume.delete(snapshots=True)
+    assert machine not in [s.id for s in Sandbox.list()]
