@@ -12,10 +12,11 @@ import contextlib
 import os
 import tomllib
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 from typing_extensions import override
 
@@ -379,6 +380,9 @@ class FakeEngine(FakeSnapshots):
                 report=lambda name, exc: self.reports.append(f"{name}: {exc}"),
             )
             self._memories = AgentMemories(service, moves, find=self.get, scratch=folder)
+
+    def attend_too(self, attend: Callable[[Any, Any], Coroutine[Any, Any, None]]) -> None:
+        """Take who wants to serve machines; these ask for nothing."""
 
     async def start(self) -> None:
         """Do what the test asked for in the environment of a daemon of its own."""
