@@ -40,6 +40,7 @@ class Attachments:
         self._shelf: DatabaseShelf = rooms.shelf
         self._lives = lives
         self._tasks = Supervisor(rooms.report)
+        self._asked = Supervisor(lambda _name, _error: None)  # a failure is the asker's
         self._serving: dict[tuple[DatabaseId, str], asyncio.Task[None]] = {}
         self._ready = asyncio.Event()
 
@@ -50,6 +51,7 @@ class Attachments:
     async def aclose(self) -> None:
         """Serve nobody any more."""
         await self._tasks.aclose()
+        await self._asked.aclose()
 
     async def attend(self, machine: Any, guest: Guest) -> None:
         """Serve what a machine is attached to over its guest, which was just connected; returns at once."""
@@ -57,7 +59,7 @@ class Attachments:
         for row in self._shelf.all():
             for found in row.attachments:
                 if found.sandbox_id == machine.info.id and not guest.closed:
-                    _ = self._serve(row, found, guest, asyncio.Event())
+                    _ = self._serve(self._tasks, row, found, guest, asyncio.Event())
 
     async def attach(self, row: DatabaseRow, sandbox_id: str, port: int) -> DatabaseRow:
         """Let a sandbox reach a database at a port of its loopback; returns when it does. Idempotent.
@@ -75,7 +77,7 @@ class Attachments:
         async with self._rooms.engine.guest(SandboxId(sandbox_id)) as guest:
             listens = asyncio.Event()
             await self.stop(row.id, sandbox_id)
-            task = self._serve(row, wanted, guest, listens)
+            task = self._serve(self._asked, row, wanted, guest, listens)
             await _listening(task, listens, sandbox_id)
         return await self._shelf.change(
             row.id, lambda r: replace(r, attachments=(*_others(r, sandbox_id), wanted))
@@ -130,7 +132,12 @@ class Attachments:
             await self.detach(self._shelf.get(row.id), found.sandbox_id)
 
     def _serve(
-        self, row: DatabaseRow, found: DatabaseAttachment, guest: Guest, listens: asyncio.Event
+        self,
+        tasks: Supervisor,
+        row: DatabaseRow,
+        found: DatabaseAttachment,
+        guest: Guest,
+        listens: asyncio.Event,
     ) -> asyncio.Task[None]:
         key = (row.id, found.sandbox_id)
         before = self._serving.pop(key, None)
@@ -145,7 +152,7 @@ class Attachments:
                     found.port, lambda stream: self._carried(row.id, stream), listens=listens.set
                 )
 
-        task = self._tasks.spawn(work(), name=f"{row.name} in {found.sandbox_id}")
+        task = tasks.spawn(work(), name=f"{row.name} in {found.sandbox_id}")
         self._serving[key] = task
         return task
 
