@@ -133,14 +133,14 @@ def choice(kind: type[E], value: object, what: str) -> E:
         ) from exc
 
 
-def fraction(value: float, what: str) -> float:
+def fraction(value: object, what: str) -> float:
     """Return a number from 0 to 1."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
         raise InvalidRequest(f"{what} must be between 0 and 1, not {value!r}")
     return float(value)
 
 
-def positive(value: int, what: str, most: int) -> int:
+def positive(value: object, what: str, most: int) -> int:
     """Return a whole number from 1 to `most`."""
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
         raise InvalidRequest(f"{what} must be from 1 to {most}, not {value!r}")
