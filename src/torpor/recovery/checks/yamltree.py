@@ -79,7 +79,8 @@ class Node:
 
     def mistaken(self, wanted: str, *, hint: str | None = None) -> InvalidRequest:
         """Return the error for a value that is not what was wanted."""
-        return self.place.wrong(f"{self.place.path} is {self.said}; wanted {wanted}", hint=hint)
+        what = self.place.path or "the file"
+        return self.place.wrong(f"{what} is {self.said}; wanted {wanted}", hint=hint)
 
     def mapping(self, wanted: str = "a mapping") -> dict[str, Node]:
         """Return the entries of a mapping."""
@@ -170,13 +171,23 @@ def read_tree(text: str, *, source: str) -> Node:
         raise place.wrong(f"this is not YAML: {said}") from exc
     except (yaml.YAMLError, UnicodeError, ValueError) as exc:
         # a character that no YAML may hold; the reader knows no line
-        position = getattr(exc, "position", 0)
+        position = _position(exc, text)
         line = text.count("\n", 0, position) + 1
         place = Place(source, line, position - text.rfind("\n", 0, position), "")
         raise place.wrong("this is not YAML: it has a character that YAML may not have") from exc
     if root is None:
         raise Place(source, 1, 1, "").wrong("the file is empty; wanted `required` or `wanted`")
     return _built(root, source, "")
+
+
+def _position(error: Exception, text: str) -> int:
+    """Return at which character of `text` it was that YAML may not have."""
+    if isinstance(error, UnicodeEncodeError):
+        return error.start
+    position = int(getattr(error, "position", 0))
+    if _LOADER is yaml.SafeLoader:
+        return position
+    return len(text.encode()[:position].decode(errors="ignore"))  # libyaml counts bytes
 
 
 def _check_events(text: str, source: str) -> None:
