@@ -14,7 +14,9 @@ from typing import Any
 from torpor.model_changes import ChangeEvent, ChangeId, ChangeInfo, EventName
 
 _KEPT = 4000
-_FEEDS_MOST = 200
+OUTPUT_CHARS_MOST = 1 << 20
+"""Of a command's output, that one feed remembers."""
+_FEEDS_MOST = 50
 """Feeds of changes that are over are kept up to so many."""
 
 
@@ -22,8 +24,8 @@ class Feed:
     """The events of one change."""
 
     def __init__(self) -> None:
-        self._events: deque[ChangeEvent] = deque(maxlen=_KEPT)
-        self._seq = 0
+        self._events: deque[ChangeEvent] = deque()
+        self._seq = self._chars = 0
         self._changed = asyncio.Event()
         self.is_over = False
 
@@ -36,6 +38,9 @@ class Feed:
         """Note an event."""
         self._seq += 1
         self._events.append(ChangeEvent(seq=self._seq, name=name, data=data))
+        self._chars += len(data.get("chunk", ""))
+        while len(self._events) > _KEPT or self._chars > OUTPUT_CHARS_MOST:
+            self._chars -= len(self._events.popleft().data.get("chunk", ""))
         self._wake()
 
     def end(self) -> None:
