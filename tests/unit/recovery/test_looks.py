@@ -199,3 +199,61 @@ def test_inventory_checks_before_a_change_say_what_will_be_compared() -> None:
     assert "does not list all debian" in before.checks.results[1].reason
     assert after.checks is not None
     assert [check.outcome for check in after.checks.results] == ["fail", "inconclusive"]
+
+
+@pytest.mark.parametrize(
+    "planted", [None, "format: 1\nname: mine\ntitle: Mine\nhomes: [/nowhere]\n"]
+)
+def test_after_a_change_it_is_looked_where_it_was_looked_before(planted: str | None) -> None:
+    """A change that lost the agent, or brought a profile that looks nowhere, hides nothing by that."""
+    spec = ChangeSpec(reason="x", command="y")
+
+    async def main() -> list[Look]:
+        engine = FakeEngine()
+        box = await engine.create(SandboxSpec(template="base"))
+        guest = engine.sandboxes[box.id].guest
+        looker = Looker(engine, SystemClock())
+        try:
+            before = await looker.look(box.id, spec, "before", before=None, progress=lambda _: None)
+            guest.fits, guest.own_profile = (), planted
+            held = before.holdings
+            after = await looker.look(box.id, spec, "after", before=held, progress=lambda _: None)
+            first, second = guest.plans
+            assert first["sources"]["skills"], "Hermes was found"
+            assert second == first
+        finally:
+            await engine.aclose()
+        return [before, after]
+
+    for look in asyncio.run(main()):
+        assert look.holdings is not None
+        assert look.holdings.profile.name == "hermes"
+
+
+def test_a_machines_own_profile_is_read_once(tmp_path: Path) -> None:
+    text = "format: 1\nname: mine\ntitle: Mine\nhomes: [/srv/mine]\n"
+
+    async def main() -> None:
+        engine = FakeEngine()
+        box = await engine.create(SandboxSpec(template="base"))
+        guest = engine.sandboxes[box.id].guest
+        guest.own_profile = text  # and no such file: whoever reads it again finds another, or none
+        spec = ChangeSpec(reason="x", command="y")
+        try:
+            look = await Looker(engine, SystemClock()).look(
+                box.id, spec, "before", before=None, progress=lambda _: None
+            )
+        finally:
+            await engine.aclose()
+        assert look.holdings is not None
+        assert look.holdings.profile_text == text
+        home = Home(tmp_path / "home")
+        home.prepare()
+        change, files = ChangeId("chg_00000000000000000001"), HoldingsFiles(home)
+        await files.write(change, look.holdings)
+        found = await files.read(change, spec)
+        assert found is not None
+        assert found.profile == look.holdings.profile
+        assert found.profile_text == text
+
+    asyncio.run(main())

@@ -263,6 +263,25 @@ def test_a_machine_that_ended_is_damage_and_one_that_is_paused_is_not(act: Act) 
     act(scene)
 
 
+def test_a_machine_that_lost_its_agent_is_looked_at_where_it_was(act: Act) -> None:
+    spec = WatchSpec(checks="folders: false\nrequired: {inventory: {skills: superset}}")
+
+    async def scene(stage: Stage) -> None:
+        box = await stage.sandbox()
+        good = await stage.engine.snapshot(box.id)
+        assert (await stage.engine.snapshot_inventory(good.id)).profile == "hermes"
+        await stage.engine.mark_good(good.id, "drl_1", "a drill passed")
+        guest = stage.engine.sandboxes[box.id].guest
+        looker = REAL(stage.engine, SystemClock())
+        assert (await looker.look(box.id, spec)).outcome == "pass"
+        guest.fits, guest.held["skills"] = (), {}
+        found = await looker.look(box.id, spec)
+        assert "skills" in guest.plans[-1]["sources"]
+        assert found.outcome == "fail"
+
+    act(scene)
+
+
 def test_values_survive_json() -> None:
     info = WatchInfo(
         sandbox_id=SandboxId("s"), workspace="w", checks_source="c", schedule=None,

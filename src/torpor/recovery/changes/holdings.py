@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 _LIMIT_BYTES = 64 << 20
 _NAMED_MOST = 20
-_PROFILE_BYTES = 1 << 20
-OWN_PROFILE = "/etc/torpor/profile.yaml"
 
 UNDECLARED: Mapping[str, Rule] = {
     "versions": "may-change",
@@ -78,17 +76,22 @@ class Holdings:
     """The machine's own profile, if that was used."""
 
     @staticmethod
-    async def take(guest: Guest, spec: ChangeSpec, now: datetime) -> Holdings:
-        """Look into a machine. Raises as `torpor.recovery.inventory.take`."""
+    async def take(
+        guest: Guest, spec: ChangeSpec, now: datetime, *, before: Holdings | None = None
+    ) -> Holdings:
+        """Look into a machine, where `before` was looked; raises as `torpor.recovery.inventory.take`.
+
+        After a change the machine is not asked what agent it has: one that lost its agent, or its profile, would
+        else be looked at where nothing is, and nothing would be missed.
+        """
         from torpor.recovery.inventory import detect, take
 
         profile, text = profile_of(spec), None
-        if profile is None:
+        if before is not None:
+            profile, text = before.profile, before.profile_text
+        elif profile is None:
             found = await detect(guest)
-            profile = found.profile
-            if found.is_own:  # it may be another after the change
-                data = [c async for c in guest.read(OWN_PROFILE, limit_bytes=_PROFILE_BYTES)]
-                text = b"".join(data).decode()
+            profile, text = found.profile, found.own_text
         taken = await take(guest, profile, now=now, commands=True)
         return Holdings(inventory=taken, profile=profile, profile_text=text)
 
@@ -170,7 +173,7 @@ class HoldingsFiles:
         profile = profile_of(spec) or (
             shipped(str(raw["profile"])) if text is None else parse_profile(text, source="profile")
         )
-        return Holdings(inventory=inventory, profile=profile)
+        return Holdings(inventory=inventory, profile=profile, profile_text=text)
 
     async def remove(self, change_id: ChangeId) -> None:
         """Forget it."""

@@ -138,7 +138,8 @@ class Looker:
             holdings, unlisted = None, ""
             if spec.inventory and phase in ("before", "after"):
                 try:
-                    holdings = await Holdings.take(guest, spec, self._clock.now())
+                    now = self._clock.now()
+                    holdings = await Holdings.take(guest, spec, now, before=before)
                 except GuestUnreachable:
                     raise
                 except (GuestFailed, HostNotReady, OperationTimeout) as exc:

@@ -34,6 +34,8 @@ class Detected:
     """It is the machine's own file, and not a shipped one."""
     fits: tuple[str, ...]
     """All shipped ones that fit."""
+    own_text: str | None = None
+    """The machine's own file, if that is it."""
     problem: str | None = None
     """Why the machine's own file is not used."""
 
@@ -54,7 +56,7 @@ async def detect(guest: Guest) -> Detected:
         except InvalidRequest as exc:
             problem = exc.message
         else:
-            return Detected(profile=own, is_own=True, fits=found.fits)
+            return Detected(profile=own, is_own=True, fits=found.fits, own_text=found.own)
     name = found.fits[0] if found.fits else MACHINE
     return Detected(profile=shipped(name), is_own=False, fits=found.fits, problem=problem)
 

@@ -93,15 +93,21 @@ class WatchLooker:
     async def _checked(self, guest: Guest, sandbox_id: SandboxId, spec: WatchSpec) -> Seen:
         from torpor.recovery.checks import Baseline, GuestProbe, parse_checks, run_checks, turn_of
         from torpor.recovery.inventory import detect, take
-        from torpor.recovery.profiles import parse_profile, shipped
+        from torpor.recovery.profiles import parse_profile, shipped, shipped_names
+        from torpor.recovery.profiles.loading import MACHINE
 
         text = spec.profile
+        before = await self._good_inventory(sandbox_id)
         if text is None:
-            profile = (await detect(guest)).profile
+            found = await detect(guest)
+            profile = found.profile
+            # a machine that lost its agent has to be looked at where that was, or nothing would be missed
+            was = before.profile if before is not None else profile.name
+            if not found.is_own and was != MACHINE and was in shipped_names():
+                profile = shipped(was)
         else:
             is_text = "\n" in text or ":" in text
             profile = parse_profile(text, source="profile") if is_text else shipped(text)
-        before = await self._good_inventory(sandbox_id)
 
         async def taken() -> Inventory:
             return await take(guest, profile, now=self._clock.now())
