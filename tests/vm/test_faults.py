@@ -150,7 +150,6 @@ def test_every_fault_is_in_one_group_and_has_a_probe_of_its_own_there() -> None:
             assert found or "/" not in fault.found_by, f"there is no check {fault.found_by}"
 
 
-@pytest.mark.slow
 def test_a_way_back_is_whole_and_a_copy_touches_nothing_of_the_original(used: Machine) -> None:
     """What file by file backups and restores into a live home did to real agents: here it is kept out."""
     sandbox, start = used
@@ -184,7 +183,6 @@ def test_a_way_back_is_whole_and_a_copy_touches_nothing_of_the_original(used: Ma
     assert {result.key for result in report.results if result.outcome == "pass"} == wanted, report
 
 
-@pytest.mark.slow
 def test_a_provider_that_is_away_rolls_no_good_change_back(used: Machine) -> None:
     sandbox, start = used
     sandbox.rollback(start.id)
@@ -253,7 +251,6 @@ def test_a_hook_that_hangs_ends_in_time_and_nothing_is_changed(used: Machine) ->
     assert ("agent", "held") in [(hook["name"], hook["state"]) for hook in hooks]
 
 
-@pytest.mark.slow
 def test_what_was_broken_before_is_not_the_changes_fault(used: Machine) -> None:
     sandbox, start = used
     fault = ALL["a required tool server is away"]

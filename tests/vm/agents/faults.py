@@ -179,15 +179,8 @@ ALL = {
         "required/inventory:settings",
     ),
 }
-ALONE = (
-    "power fails in the middle of the update",
-    "its data is lost when the machine starts again",
-    "it starts, and fails at the first message",
-    "the log of the database is unlinked under its writer",
-    "an update of a plugin logs a channel out",
-    "the gateway stays stopped, and may not be started",
-)
-"""For `make faults`: they, or their controls, take long."""
+ALONE = ("its data is lost when the machine starts again",)
+"""It and its control boot the machine, which takes long; a change that boots is also in `tests/vm/test_changes.py`."""
 GROUPS = (
     (
         "a migration renames the toolset and all tools are gone",
@@ -207,6 +200,7 @@ GROUPS = (
         "it loops over a simple word",
         "the gateway is started again and again, and the update says success",
     ),
+    ("power fails in the middle of the update",),
     ("the update never ends",),
     (
         "prompts of scheduled jobs are overwritten, their number stays",
@@ -214,5 +208,11 @@ GROUPS = (
         "another embedding model cannot read the memory",
     ),
     ("it edits its own code until it is dead",),
+    (
+        "it starts, and fails at the first message",
+        "the log of the database is unlinked under its writer",
+        "an update of a plugin logs a channel out",
+    ),
+    ("the gateway stays stopped, and may not be started",),
     ("a repair overwrites a good configuration",),
 )
