@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
-from typer.core import TyperGroup
-from typing_extensions import override
 
 from torpor.base.units import parse_seconds
+from torpor.cli import completion
 from torpor.cli.change_progress import Progress
 from torpor.cli.find import SandboxArg, find
 from torpor.cli.find_change import ChangeArg, find_change
 from torpor.cli.output import AsJson, age, print_json, print_table, visible
+from torpor.cli.unnamed import UnlessNamed
 from torpor.errors import InvalidRequest, TorporError
 
 if TYPE_CHECKING:
@@ -22,14 +22,9 @@ if TYPE_CHECKING:
     from torpor.sdk.sync_changes import Change
 
 
-class _MakeUnlessNamed(TyperGroup):
-    """`torpor change SANDBOX REASON` is `torpor change make SANDBOX REASON`."""
-
-    @override
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args and args[0] not in (*self.commands, *ctx.help_option_names):
-            args = ["make", *args]
-        return super().parse_args(ctx, args)
+class _MakeUnlessNamed(UnlessNamed):
+    unnamed = "make"
+    shown_as = "torpor change SANDBOX REASON"
 
 
 app = typer.Typer(
@@ -229,7 +224,12 @@ def _me() -> str:
 
 def changes(
     sandbox: Annotated[
-        str | None, typer.Argument(metavar="[SANDBOX]", help="Only of this one; default: all.")
+        str | None,
+        typer.Argument(
+            metavar="[SANDBOX]",
+            help="Only of this one; default: all.",
+            autocompletion=completion.sandboxes,
+        ),
     ] = None,
     only_open: Annotated[
         bool, typer.Option("--open", help="Only those that are not over.")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from torpor.cli import completion
 from torpor.cli.find_snapshot import find_snapshot
 from torpor.cli.output import AsJson, as_dict, print_json, visible
 from torpor.errors import InvalidRequest
@@ -18,8 +19,12 @@ _SNAPSHOT = "Its id, the beginning of it, or SANDBOX@LABEL."
 
 
 def diff(
-    before: Annotated[str, typer.Argument(metavar="BEFORE", help=_SNAPSHOT)],
-    after: Annotated[str, typer.Argument(metavar="AFTER", help=_SNAPSHOT)],
+    before: Annotated[
+        str, typer.Argument(metavar="BEFORE", help=_SNAPSHOT, autocompletion=completion.snapshots)
+    ],
+    after: Annotated[
+        str, typer.Argument(metavar="AFTER", help=_SNAPSHOT, autocompletion=completion.snapshots)
+    ],
     skip: Annotated[
         list[str] | None,
         typer.Option(
@@ -45,7 +50,7 @@ def diff(
     Both are restored as throw-away sandboxes without a network, their root file systems are walked and
     compared, and both are deleted again, also after Ctrl-C. This needs memory for two more machines. Their
     running programs go on meanwhile, so what those write by themselves shows too. What every restored machine
-    has anew (host name, machine-id, SSH host keys, journal) is left out. Content is read only where size is
+    has anew (/etc/hostname and /etc/hosts, machine-id, SSH host keys, journal) is left out. Content is read only where size is
     equal and time is not.
 
     A line begins with A (added), R (removed), C (changed, and what: content, mode, owner, kind, target) or

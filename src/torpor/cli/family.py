@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from torpor.base.units import format_bytes
+from torpor.cli import completion
 from torpor.cli.find import find
 from torpor.cli.find_snapshot import find_source
 from torpor.cli.output import AsJson, age, print_json, print_table, visible
@@ -24,7 +25,11 @@ _PIPE_WIDTH = 1000
 def tree(
     sandbox: Annotated[
         str | None,
-        typer.Argument(metavar="[SANDBOX]", help="Only its family; default: all there is."),
+        typer.Argument(
+            metavar="[SANDBOX]",
+            help="Only its family; default: all there is.",
+            autocompletion=completion.sandboxes,
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -107,7 +112,9 @@ def layers(
     doomed: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[SNAPSHOT|SANDBOX…]", help="Say what deleting all of these would free."
+            metavar="[SNAPSHOT|SANDBOX…]",
+            help="Say what deleting all of these would free.",
+            autocompletion=completion.sources,
         ),
     ] = None,
     dry_run: Annotated[

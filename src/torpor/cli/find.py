@@ -7,13 +7,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from torpor.base.ids import is_id
+from torpor.cli import completion
 from torpor.errors import InvalidRequest, NotFound
 
 if TYPE_CHECKING:
     from torpor.sdk.sync_sandbox import Sandbox
 
 SandboxArg = Annotated[
-    str, typer.Argument(metavar="SANDBOX", help="Its id, the beginning of it, or its name.")
+    str,
+    typer.Argument(
+        metavar="SANDBOX",
+        help="Its id, the beginning of it, or its name.",
+        autocompletion=completion.sandboxes,
+    ),
 ]
 
 

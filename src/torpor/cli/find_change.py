@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from torpor.base.ids import is_id
+from torpor.cli import completion
 from torpor.errors import InvalidRequest, NotFound
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ ChangeArg = Annotated[
     typer.Argument(
         metavar="CHANGE|SANDBOX",
         help="Its id, the beginning of it, or the sandbox: then its newest change.",
+        autocompletion=completion.sandboxes,
     ),
 ]
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from torpor.base.ids import is_id
+from torpor.cli import completion
 from torpor.errors import InvalidRequest, NotFound
 
 if TYPE_CHECKING:
@@ -14,7 +15,11 @@ if TYPE_CHECKING:
 
 SnapshotArg = Annotated[
     str,
-    typer.Argument(metavar="SNAPSHOT", help="Its id, the beginning of it, or SANDBOX@LABEL."),
+    typer.Argument(
+        metavar="SNAPSHOT",
+        help="Its id, the beginning of it, or SANDBOX@LABEL.",
+        autocompletion=completion.snapshots,
+    ),
 ]
 
 
@@ -31,7 +36,10 @@ def find_snapshot(text: str) -> Snapshot:
         return Snapshot.handle(text)
     found = matching(text)
     if not found:
-        raise NotFound(f"there is no snapshot {text!r}", hint="`torpor snapshots` lists them")
+        raise NotFound(
+            f"there is no snapshot {text!r}",
+            hint="`torpor snapshots` lists them; one with a label is SANDBOX@LABEL",
+        )
     if len(found) > 1:
         raise InvalidRequest(
             f"{text!r} can be any of {', '.join(sorted(s.id for s in found)[:5])}",
@@ -78,7 +86,7 @@ def find_source(text: str) -> str:
         found = matching(text)
         if not found:
             raise NotFound(
-                f"no sandbox's and no snapshot's id begins with {text!r}",
+                f"no sandbox has the name {text!r}, and no sandbox's and no snapshot's id begins so",
                 hint="`torpor ls` and `torpor snapshots` list them",
             ) from None
         return find_snapshot(text).id

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from torpor.cli import completion
 from torpor.cli.find_snapshot import find_source
 from torpor.cli.output import AsJson, age, print_facts, print_json, visible
 from torpor.errors import InvalidRequest
@@ -14,7 +15,7 @@ from torpor.errors import InvalidRequest
 if TYPE_CHECKING:
     from torpor.model_inventory import Entry, Inventory
 
-_REF = "Id of a sandbox or snapshot, the beginning of one, or SANDBOX@LABEL."
+_REF = "Id of a sandbox or snapshot, the beginning of one, a name, or SANDBOX@LABEL."
 Profile = Annotated[
     str | None,
     typer.Option(
@@ -36,7 +37,10 @@ app = typer.Typer(
 
 @app.command("show")
 def show(
-    ref: Annotated[str, typer.Argument(metavar="SANDBOX|SNAPSHOT", help=_REF)],
+    ref: Annotated[
+        str,
+        typer.Argument(metavar="SANDBOX|SNAPSHOT", help=_REF, autocompletion=completion.sources),
+    ],
     profile: Profile = None,
     kinds: Annotated[
         list[str] | None,
@@ -72,8 +76,12 @@ def show(
 
 @app.command("diff")
 def diff(
-    before: Annotated[str, typer.Argument(metavar="BEFORE", help=_REF)],
-    after: Annotated[str, typer.Argument(metavar="AFTER", help=_REF)],
+    before: Annotated[
+        str, typer.Argument(metavar="BEFORE", help=_REF, autocompletion=completion.sources)
+    ],
+    after: Annotated[
+        str, typer.Argument(metavar="AFTER", help=_REF, autocompletion=completion.sources)
+    ],
     profile: Profile = None,
     as_json: AsJson = False,
 ) -> None:

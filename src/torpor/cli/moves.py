@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
 
+from torpor.cli import completion
 from torpor.cli.app import tell
 from torpor.cli.find import SandboxArg, find
 from torpor.cli.find_snapshot import SnapshotArg, find_snapshot, find_source
@@ -54,7 +55,12 @@ RestoredMemory = Annotated[
     ),
 ]
 Sandboxes = Annotated[
-    list[str], typer.Argument(metavar="SANDBOX…", help="Ids, or beginnings of ids.")
+    list[str],
+    typer.Argument(
+        metavar="SANDBOX…",
+        help="Ids, beginnings of them, or names.",
+        autocompletion=completion.sandboxes,
+    ),
 ]
 
 
@@ -167,7 +173,9 @@ def fork(
     source: Annotated[
         str,
         typer.Argument(
-            metavar="SANDBOX|SNAPSHOT", help="An id, the beginning of one, or SANDBOX@LABEL."
+            metavar="SANDBOX|SNAPSHOT",
+            help="An id, the beginning of one, a name, or SANDBOX@LABEL.",
+            autocompletion=completion.sources,
         ),
     ],
     count: Annotated[int, typer.Option("-n", "--count", help="How many.")] = 1,

@@ -19,7 +19,8 @@ app = typer.Typer(
 )
 
 
-@app.command("list")
+@app.command("list", hidden=True)
+@app.command("ls")
 def ls(as_json: AsJson = False) -> None:
     """List the agent profiles that come with Torpor."""
     from torpor.sdk.sync_profiles import Profiles
@@ -37,7 +38,7 @@ def ls(as_json: AsJson = False) -> None:
 
 @app.command("show")
 def show(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="As `torpor profile list` says.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="As `torpor profile ls` says.")],
     as_json: AsJson = False,
 ) -> None:
     """Print an agent profile's YAML: a beginning for one of your own."""

@@ -10,6 +10,7 @@ import typer
 
 from torpor.base.ids import check_name
 from torpor.base.units import format_bytes
+from torpor.cli import completion
 from torpor.cli.find import SandboxArg, find
 from torpor.cli.output import (
     AsJson,
@@ -247,7 +248,12 @@ def ttl(
 
 def rm(
     sandboxes: Annotated[
-        list[str] | None, typer.Argument(metavar="SANDBOX…", help="Ids, or beginnings of ids.")
+        list[str] | None,
+        typer.Argument(
+            metavar="SANDBOX…",
+            help="Ids, beginnings of them, or names.",
+            autocompletion=completion.sandboxes,
+        ),
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="Remove all sandboxes.")] = False,
     yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer.core import TyperGroup
-from typing_extensions import override
 
 from torpor.base.units import format_bytes
+from torpor.cli import completion
 from torpor.cli.find import SandboxArg, find
 from torpor.cli.find_snapshot import SnapshotArg, find_snapshot
 from torpor.cli.output import (
@@ -31,32 +30,21 @@ from torpor.cli.quiesce import (
     print_report,
     read_quiesce,
 )
+from torpor.cli.unnamed import UnlessNamed
 from torpor.cli.volume_options import volumes_mode
 from torpor.errors import DataDamaged
 
 if TYPE_CHECKING:
     from torpor.model import SnapshotInfo
+    from torpor.model_memory import Watermark
     from torpor.sdk.sync_snapshots import Snapshot
 
 _HOOKS_SHOWN = 3
 
 
-class _CreateUnlessNamed(TyperGroup):
-    """`torpor snapshot SANDBOX` is `torpor snapshot create SANDBOX`."""
-
-    @override
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args and args[0] not in (*self.commands, *ctx.help_option_names):
-            args = ["create", *args]
-        return super().parse_args(ctx, args)
-
-    @override
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        super().format_options(ctx, formatter)
-        own = self.commands["create"].get_params(ctx)
-        records = [found for param in own if (found := param.get_help_record(ctx))]
-        with formatter.section("Options of `torpor snapshot SANDBOX`"):
-            formatter.write_dl(records)
+class _CreateUnlessNamed(UnlessNamed):
+    unnamed = "create"
+    shown_as = "torpor snapshot SANDBOX"
 
 
 app = typer.Typer(
@@ -110,7 +98,12 @@ def create(
 @app.command("ls")
 def ls(
     sandbox: Annotated[
-        str | None, typer.Argument(metavar="[SANDBOX]", help="Only of this one; default: all.")
+        str | None,
+        typer.Argument(
+            metavar="[SANDBOX]",
+            help="Only of this one; default: all.",
+            autocompletion=completion.sandboxes,
+        ),
     ] = None,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print ids only.")] = False,
     as_json: AsJson = False,
@@ -166,6 +159,13 @@ def _of(text: str) -> list[Snapshot]:
     return find(text).snapshots()  # none, or several: says so
 
 
+def _memory(mark: Watermark | None) -> str | None:
+    """Return where the memory of its agent stood."""
+    if mark is None or not (mark.branch or mark.problem):
+        return None
+    return mark.problem or f"of {mark.agent}, at transaction {mark.tx} of {mark.branch}"
+
+
 @app.command("show")
 def show(snapshot: SnapshotArg, as_json: AsJson = False) -> None:
     """Show all that is so about a snapshot."""
@@ -181,11 +181,12 @@ def show(snapshot: SnapshotArg, as_json: AsJson = False) -> None:
     facts["size"] = format_bytes(info.size_bytes)
     facts["pause"] = f"{info.pause_ms:.1f} ms"
     facts["metadata"] = ", ".join(f"{key}={value}" for key, value in info.metadata.items()) or None
-    del facts["quiesce"]
+    del facts["quiesce"], facts["watermark"]
     facts["volumes"] = ", ".join(f"{name} at {path}" for path, name in info.volumes.items()) or None
     facts["created_at"] = f"{info.created_at:%Y-%m-%d %H:%M:%S} UTC, {age(info.created_at)} ago"
     facts["env"] = ", ".join(info.env_names) or None
     facts["protected"] = "; ".join(info.protected) or None
+    facts["agent_memory"] = _memory(info.watermark)
     facts["good"] = None if info.good is None else info.good.reason
     for name in ("ram_mib", "disk_gib", "size_bytes", "pause_ms", "env_names"):
         del facts[name]
@@ -199,7 +200,11 @@ def show(snapshot: SnapshotArg, as_json: AsJson = False) -> None:
 def rm(
     snapshots: Annotated[
         list[str],
-        typer.Argument(metavar="SNAPSHOT…", help="Ids, beginnings of ids, or SANDBOX@LABEL."),
+        typer.Argument(
+            metavar="SNAPSHOT…",
+            help="Ids, beginnings of ids, or SANDBOX@LABEL.",
+            autocompletion=completion.snapshots,
+        ),
     ],
     force: Annotated[
         bool,

@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer.core import TyperGroup
-from typing_extensions import override
 
 from torpor.base.units import parse_seconds
 from torpor.cli.find import SandboxArg, find
 from torpor.cli.output import AsJson, age, left, print_facts, print_json, print_table, span, visible
+from torpor.cli.unnamed import UnlessNamed
 from torpor.errors import CheckFailed, InvalidRequest, NotFound
 
 if TYPE_CHECKING:
     from torpor.model_watches import WatchInfo
 
 
-class _PutUnlessNamed(TyperGroup):
-    """`torpor watch SANDBOX --checks FILE` is `torpor watch put SANDBOX --checks FILE`."""
-
-    @override
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args and args[0] not in (*self.commands, *ctx.help_option_names):
-            args = ["put", *args]
-        return super().parse_args(ctx, args)
+class _PutUnlessNamed(UnlessNamed):
+    unnamed = "put"
+    shown_as = "torpor watch SANDBOX"
 
 
 app = typer.Typer(

@@ -215,10 +215,52 @@ def test_cp(cli: Cli, sandbox: str, tmp_path: Path) -> None:
     assert (tmp_path / "new/sub/file").read_text() == "text"
 
 
+def offered(line: str) -> list[str]:
+    """Return what bash is offered behind `line`."""
+    words = line.split(" ")
+    env = {
+        "_TORPOR_COMPLETE": "complete_bash",
+        "COMP_WORDS": line,
+        "COMP_CWORD": str(len(words) - 1),
+    }
+    result = CliRunner().invoke(app, [], env=env, prog_name="torpor")
+    assert not result.stderr
+    return result.stdout.split()
+
+
+def test_the_shell_is_offered_what_is_there(
+    cli: Cli, sandbox: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    named = cli("create", "--name", "hermes-1").strip()
+    cli("create", "-m", "name=$(reboot)")
+    snapshot = cli("snapshot", "hermes-1", "--label", "good").strip()
+    cli("snapshot", sandbox, "--label", "`reboot`")
+    assert offered("torpor exec her") == ["hermes-1"]
+    assert {sandbox, named, "hermes-1"} <= set(offered("torpor hibernate "))
+    assert offered(f"torpor get {sandbox[:-1]}") == [sandbox]
+    assert {"hermes-1@good", snapshot} <= set(offered("torpor restore "))
+    assert {"hermes-1", "hermes-1@good"} == set(offered("torpor fork her"))
+    assert offered("torpor change her") == ["hermes-1"]
+    assert {"verify", "hermes-1"} <= set(offered("torpor snapshot "))
+    for command in ("exec", "restore", "fork"):
+        assert "reboot" not in " ".join(offered(f"torpor {command} ")), "needs quoting"
+    monkeypatch.delenv("TORPOR_URL", raising=False)
+    monkeypatch.setenv("TORPOR_HOME", str(tmp_path / "home"))
+    assert offered("torpor exec ") == []
+    assert not (tmp_path / "home").exists(), "completion starts no daemon"
+
+
 def test_what_a_user_is_told(cli: Cli, sandbox: str) -> None:
     shown = cli("snapshot", "-h")
     assert re.search(r"Options of `torpor snapshot SANDBOX`:\n.*--label", shown, re.DOTALL)
     assert "verify" in shown
+    assert re.search(
+        r"Options of `torpor change SANDBOX REASON`:\n.*--probation", cli("change", "-h"), re.DOTALL
+    )
+    assert re.search(
+        r"Options of `torpor watch SANDBOX`:\n.*--every", cli("watch", "-h"), re.DOTALL
+    )
+    assert cli("profile", "list") == cli("profile", "ls"), "as it was called before"
     told = cli.fails("create", "--network", "bridge", code=64)
     assert "--network 'bridge'" in told
     assert "--on-timeout" not in told

@@ -78,6 +78,8 @@ def test_showing(cli: Cli, sandbox: str, snapshot: str) -> None:
     facts = cli("snapshot", "show", f"{sandbox}@first one")
     assert re.search(rf"^id +{snapshot}$", facts, re.MULTILINE)
     assert re.search(r"^size +1\.0 MiB$", facts, re.MULTILINE)
+    assert re.search(r"^agent_memory +\S", facts, re.MULTILINE)
+    assert "Watermark(" not in facts, "no names of classes"
     assert cli.json("snapshot", "show", snapshot[:10])["id"] == snapshot
     assert cli.json("snapshot", "show", snapshot[5:14])["id"] == snapshot
     Sandbox.snapshot(sandbox)

@@ -1,0 +1,74 @@
+"""What the shell offers for a sandbox or a snapshot: names, ids and labels of what is there.
+
+Completion asks a daemon that runs and starts none; what goes wrong offers nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from typing import TYPE_CHECKING
+
+from torpor.base.home import Home
+from torpor.errors import TorporError
+
+if TYPE_CHECKING:
+    from torpor.sdk.sync_sandbox import Sandbox
+
+_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+"""What needs no quoting in any shell and is no option; anybody may have written names and labels."""
+
+
+def sandboxes(incomplete: str) -> list[str]:
+    """Return the names and ids of sandboxes that begin with `incomplete`."""
+    return _offer(incomplete, [word for found in _sandboxes() for word in _words(found)])
+
+
+def snapshots(incomplete: str) -> list[str]:
+    """Return the ids of snapshots, and each SANDBOX@LABEL, that begin with `incomplete`."""
+    return _offer(incomplete, _snapshot_words())
+
+
+def sources(incomplete: str) -> list[str]:
+    """Return what `sandboxes` and `snapshots` return."""
+    words = [word for found in _sandboxes() for word in _words(found)]
+    return _offer(incomplete, [*words, *_snapshot_words()])
+
+
+def _offer(incomplete: str, words: list[str]) -> list[str]:
+    return [word for word in dict.fromkeys(words) if word.startswith(incomplete)]
+
+
+def _words(found: Sandbox) -> list[str]:
+    name = found.info.metadata.get("name")
+    return [name, found.id] if name and _PLAIN.fullmatch(name) else [found.id]
+
+
+def _sandboxes() -> list[Sandbox]:
+    from torpor.sdk.sync_sandbox import Sandbox
+
+    with contextlib.suppress(TorporError, OSError):
+        if _daemon_there():
+            return list(Sandbox.list(page_size=1000))
+    return []
+
+
+def _snapshot_words() -> list[str]:
+    from torpor.sdk.sync_snapshots import Snapshot
+
+    names = {found.id: _words(found)[0] for found in _sandboxes()}
+    words: list[str] = []
+    with contextlib.suppress(TorporError, OSError):
+        if _daemon_there():
+            for found in Snapshot.list():
+                if found.sandbox_id and _PLAIN.fullmatch(found.label or ""):
+                    words.append(f"{names.get(found.sandbox_id, found.sandbox_id)}@{found.label}")
+                words.append(found.id)
+    return words
+
+
+def _daemon_there() -> bool:
+    from torpor.sdk.daemon import answers
+
+    return bool(os.environ.get("TORPOR_URL")) or answers(Home.default())
