@@ -120,6 +120,8 @@ class Connection:
                     f"{client.url!r} is not a URL of a daemon",
                     hint="TORPOR_URL is http://HOST:PORT, https://… or unix:///PATH",
                 )
+            url = httpx.URL(self._base)
+            self._where = f"{url.scheme}://{url.netloc.decode()}"  # a password in it is not shown
             return httpx.AsyncHTTPTransport(limits=limits)
         self._base = "http://torpor"
         if client.url:
@@ -129,6 +131,7 @@ class Connection:
             self._home = Home(client.home)
             path = self._home.socket
         self.uds = self._short(path)
+        self._where = f"unix://{path}"
         return httpx.AsyncHTTPTransport(uds=self.uds, limits=limits)
 
     def _short(self, path: Path) -> str:
@@ -241,7 +244,7 @@ class Connection:
             await reply.aclose()
 
     async def _send(self, request: httpx.Request, limit_s: float) -> httpx.Response:
-        with _errors(request.method, request.url.path, limit_s):
+        with _errors(request.method, request.url.path, limit_s, self._where):
             try:
                 return await self._http.send(request, stream=True)
             except (httpx.ConnectError, httpx.ConnectTimeout):
@@ -299,14 +302,14 @@ def _text(value: object) -> str:
 
 
 @contextlib.contextmanager
-def _errors(method: str, path: str, limit_s: float) -> Any:
+def _errors(method: str, path: str, limit_s: float, where: str = "the daemon") -> Any:
     """Turn what httpx raises into errors of ours."""
     what = f"{method} {path}"
     try:
         yield
     except (httpx.ConnectError, httpx.ConnectTimeout) as exc:
         raise DaemonUnreachable(
-            f"no daemon answers: {str(exc) or type(exc).__name__}",
+            f"no daemon answers at {where}: {str(exc) or type(exc).__name__}",
             hint="is TORPOR_URL or TORPOR_HOME right? `torpor serve` starts a daemon",
         ) from exc
     except httpx.TimeoutException as exc:

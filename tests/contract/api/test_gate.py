@@ -122,8 +122,10 @@ def test_the_sdk_over_tcp(tcp: Tcp, token: str, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_no_daemon_at_a_url() -> None:
-    with pytest.raises(DaemonUnreachable, match="no daemon answers"):
-        list(Sandbox.list(client=Client(url="http://127.0.0.1:9")))
+    with pytest.raises(DaemonUnreachable, match=r"no daemon answers at http://127\.0\.0\.1:9: "):
+        list(Sandbox.list(client=Client(url="http://me:secret@127.0.0.1:9")))
+    with pytest.raises(DaemonUnreachable, match="no daemon answers at unix:///nowhere/socket: "):
+        list(Sandbox.list(client=Client(url="unix:///nowhere/socket")))
     with pytest.raises(InvalidRequest, match="not a URL"):
         list(Sandbox.list(client=Client(url="ftp://host")))
 
