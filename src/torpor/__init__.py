@@ -15,12 +15,14 @@ if TYPE_CHECKING:
     from torpor.sdk.client import Client
     from torpor.sdk.daemon_memory import AsyncDaemonMemory
     from torpor.sdk.databases import AsyncDatabase
+    from torpor.sdk.drills import AsyncDrill
     from torpor.sdk.events import AsyncEvents, Events
     from torpor.sdk.inventories import AsyncProfiles
     from torpor.sdk.sandbox import AsyncSandbox
     from torpor.sdk.snapshots import AsyncSnapshot
     from torpor.sdk.sync_changes import Change
     from torpor.sdk.sync_databases import Database
+    from torpor.sdk.sync_drills import Drill
     from torpor.sdk.sync_memory import DaemonMemory
     from torpor.sdk.sync_profiles import Profiles
     from torpor.sdk.sync_sandbox import Sandbox
@@ -37,6 +39,7 @@ __all__ = [
     "AsyncChange",
     "AsyncDaemonMemory",
     "AsyncDatabase",
+    "AsyncDrill",
     "AsyncEvents",
     "AsyncProfiles",
     "AsyncSandbox",
@@ -48,6 +51,7 @@ __all__ = [
     "Client",
     "DaemonMemory",
     "Database",
+    "Drill",
     "Events",
     "Memory",
     "Profiles",
@@ -62,6 +66,7 @@ __all__ = [
 
 _HOMES = {
     "AsyncChange": "torpor.sdk.changes",
+    "AsyncDrill": "torpor.sdk.drills",
     "AsyncEvents": "torpor.sdk.events",
     "Events": "torpor.sdk.events",
     "AsyncDaemonMemory": "torpor.sdk.daemon_memory",
@@ -74,6 +79,7 @@ _HOMES = {
     "AsyncVolume": "torpor.sdk.volumes",
     "Change": "torpor.sdk.sync_changes",
     "Client": "torpor.sdk.client",
+    "Drill": "torpor.sdk.sync_drills",
     "DaemonMemory": "torpor.sdk.sync_memory",
     "Database": "torpor.sdk.sync_databases",
     "Memory": "torpor.memory",

@@ -57,6 +57,7 @@ __all__ = [
     "Conflict",
     "DaemonUnreachable",
     "DataDamaged",
+    "DrillFailed",
     "GenerationChanged",
     "GuestFailed",
     "GuestUnreachable",
@@ -290,6 +291,12 @@ class ChangeFailed(TorporError):
     """Raised when a change could not be begun, or could not be undone; the message says which."""
 
     code, http_status, exit_code = "change.failed", 500, 97
+
+
+class DrillFailed(TorporError):
+    """Raised when a drill showed that a snapshot does not come back as it should."""
+
+    code, http_status, exit_code = "drill.failed", 422, 107
 
 
 class BuildFailed(TorporError):

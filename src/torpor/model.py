@@ -77,6 +77,25 @@ class SandboxSpec:
     volumes: tuple[VolumeMount, ...] = ()
 
 
+DRILL_MARK = "torpor.drill"
+"""In a sandbox's metadata: the drill whose clone it is. Such a machine does not reach its agent's memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stillness:
+    """What must not act in a machine that is only looked at; held before anything else is done in it, for good.
+
+    All timers of systemd are held beside that.
+    """
+
+    units: tuple[str, ...] = ()
+    """Patterns of the names of services whose processes are frozen."""
+    processes: tuple[str, ...] = ()
+    """Regular expressions found in the command lines of processes that are stopped."""
+    masks: tuple[str, ...] = ()
+    """Units that a boot from the disk does not start, by their whole names."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreSpec:
     """What a sandbox that is made from a snapshot is given of its own; the rest is the snapshot's."""
@@ -100,6 +119,10 @@ class RestoreSpec:
     """Volumes to attach beside those."""
     agent_memory: Policy | None = None
     """How the memory of its agent goes on; None: `rewind` (as it was at the snapshot) for a fork, else `reconcile`."""
+    memory: MemoryChoice = "ram"
+    """`cold`: boot from the snapshot's disk, whether or not its RAM could go on here."""
+    still: Stillness | None = None
+    """Only to be looked at: what must not act in it. None: it goes on as it is."""
 
 
 ELSEWHERE_MARK = "::"
@@ -149,6 +172,11 @@ class SandboxInfo:
     """Raised whenever the machine's past changes: at each restore, rollback, fork and wake."""
     ttl_left_seconds: float | None = None
     """What is left of its lease while that does not run down (paused, asleep); None: it runs down, or there is none."""
+
+    @property
+    def is_clone_of_drill(self) -> bool:
+        """Whether it was made to prove a snapshot, and goes when that is done."""
+        return DRILL_MARK in self.metadata
 
     @property
     def agent(self) -> str:
@@ -231,6 +259,8 @@ class Renewal:
     """Fresh randomness from the host, mixed into the guest kernel's before anything else happens."""
     hostname: str | None
     """None: the identity stays; else machine-id, host keys and boot_id are made anew, and this is the name."""
+    still: Stillness | None = None
+    """What must not act in it any more; None: all goes on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,7 @@ from torpor_guest.renewal import Renewals
 from torpor_guest.sandboxfile import SANDBOX_FILE, SandboxFile
 from torpor_guest.session import Session
 from torpor_guest.snapshots import SnapshotMethods
+from torpor_guest.stillness import Stillness
 from torpor_guest.system import System
 from torpor_guest.threads import POOL
 from torpor_guest.users import IMAGE_FILE, Image
@@ -107,11 +108,13 @@ async def _run(args: Options, kernel: Kernel) -> int:
     quiesce.recover()
     memory = MemorySocket(kernel.path(SOCKET))
     await memory.start()
+    stillness = Stillness(kernel, programs)
+    renewals = Renewals(kernel, freezer, programs, quiesce, stillness)
     session = Session(
         table(
             execs,
             System(programs, kernel, args.proc_sys),
-            SnapshotMethods(freezer, Renewals(kernel, freezer, programs, quiesce), quiesce),
+            SnapshotMethods(freezer, renewals, quiesce, stillness),
             InventoryMethods(launcher, args.state_dir, str(kernel.root).rstrip("/")),
             VolumeMethods(kernel, programs, image),
             memory,

@@ -68,6 +68,7 @@ def table(
         "freeze": snapshots.freeze,
         "thaw": snapshots.thaw,
         "renew": snapshots.renew,
+        "still": snapshots.still,
         "quiesce": _after_thaw(snapshots.quiesce),
         "quiesce.confirm": snapshots.confirm,
         "quiesce.release": snapshots.release,

@@ -1,6 +1,7 @@
 """Making a machine that goes on from a snapshot safe to hand out.
 
-The order matters. Randomness comes first, since all that is made anew after it depends on it; the clock before
+The order matters. What is to be held still in a machine that is only looked at is held before all else, so that none
+of it sees the new time; for its timers the disk is thawed then already. Randomness comes next, since all that is made anew after it depends on it; the clock before
 anything writes a time; the thaw before anything writes at all. Each step is confirmed before the next, and a
 failure ends the renewal: the host does not hand such a machine out. All of it can be done again.
 """
@@ -25,6 +26,7 @@ from torpor_guest.kernel import Kernel
 from torpor_guest.paths import number
 from torpor_guest.programs import Programs
 from torpor_guest.quiesce import Quiesce
+from torpor_guest.stillness import Stillness, Wanted
 from torpor_guest.system import time_in
 from torpor_guest.users import forget_names
 
@@ -49,6 +51,8 @@ class Request:
     now_ns: int
     entropy: bytes
     hostname: str | None
+    still: Wanted | None = None
+    """What must not act in this machine; None: it goes on as it is."""
 
     @staticmethod
     def parse(params: dict[str, Any]) -> Request:
@@ -71,6 +75,7 @@ class Request:
             now_ns=time_in(params),
             entropy=entropy,
             hostname=None if hostname is None else check_hostname(hostname),
+            still=None if params.get("still") is None else Wanted.parse(params["still"]),
         )
 
 
@@ -78,9 +83,15 @@ class Renewals:
     """Carries renewals out, one at a time."""
 
     def __init__(
-        self, kernel: Kernel, freezer: Freezer, programs: Programs, quiesce: Quiesce
+        self,
+        kernel: Kernel,
+        freezer: Freezer,
+        programs: Programs,
+        quiesce: Quiesce,
+        stillness: Stillness,
     ) -> None:
         self._kernel = kernel
+        self._stillness = stillness
         self._freezer = freezer
         self._quiesce = quiesce
         self._programs = programs
@@ -94,13 +105,19 @@ class Renewals:
             AgentError: a step failed; those after it were not begun. Before the thaw, the dead man stays.
         """
         async with self._lock:
+            held, was_frozen = [], False
+            if request.still is not None:
+                self._stillness.hold_at_once(request.still)
+                was_frozen = await self._freezer.thaw()  # systemd may have to write to stop a timer
+                await self._stillness.stop_timers()
+                held.append("still")
             _step("reseed the kernel's randomness", lambda: self._kernel.reseed(request.entropy))
             _step("set the clock", lambda: self._kernel.set_clock(request.now_ns))
-            was_frozen = await self._freezer.thaw()
+            was_frozen = await self._freezer.thaw() or was_frozen
             run_dir = self._kernel.path(GENERATION).parent
             _step(f"make {run_dir}", lambda: run_dir.mkdir(0o755, parents=True, exist_ok=True))
             notes = await self._quiesce.let_go("restored")
-            done = ["entropy", "clock", "thaw", "release"]
+            done = [*held, "entropy", "clock", "thaw", "release"]
             if request.hostname is not None:
                 notes += await self._identity.renew(request.hostname)
                 done.append("identity")

@@ -29,6 +29,7 @@ CAPABILITIES = (
     "processes",
     "system",
     "snapshots",
+    "still",
     "quiesce",
     "inventory",
     "volumes",

@@ -9,6 +9,7 @@ from torpor_guest.errors import AgentError
 from torpor_guest.freezer import Freezer
 from torpor_guest.quiesce import Quiesce
 from torpor_guest.renewal import Renewals, Request
+from torpor_guest.stillness import Stillness, Wanted
 from torpor_guest.stream import Stream
 
 _DEAD_MAN_MOST_S = 3600.0
@@ -17,10 +18,13 @@ _DEAD_MAN_MOST_S = 3600.0
 class SnapshotMethods:
     """What the host asks before it takes a snapshot, and after it has restored one."""
 
-    def __init__(self, freezer: Freezer, renewals: Renewals, quiesce: Quiesce) -> None:
+    def __init__(
+        self, freezer: Freezer, renewals: Renewals, quiesce: Quiesce, stillness: Stillness
+    ) -> None:
         self._freezer = freezer
         self._quiesce = quiesce
         self._renewals = renewals
+        self._stillness = stillness
 
     async def sync(self, stream: Stream, params: dict[str, Any]) -> dict[str, Any]:
         """Write all dirty pages out."""
@@ -44,6 +48,10 @@ class SnapshotMethods:
     async def renew(self, stream: Stream, params: dict[str, Any]) -> dict[str, Any]:
         """Make a machine that goes on from a snapshot safe to hand out."""
         return await self._renewals.renew(Request.parse(params))
+
+    async def still(self, stream: Stream, params: dict[str, Any]) -> dict[str, Any]:
+        """Hold still what acts by itself, for good."""
+        return await self._stillness.hold(Wanted.parse(params))
 
     async def quiesce(self, stream: Stream, params: dict[str, Any]) -> dict[str, Any]:
         """Bring the machine's programs to rest by their hooks."""

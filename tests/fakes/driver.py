@@ -131,6 +131,7 @@ class FakeDriver:
         self.block: dict[str, asyncio.Event] = {}
         self.reached: dict[str, asyncio.Event] = {}
         self.starts = 0
+        self.booted: list[MachineSpec] = []
         self.restored: list[tuple[MachineSpec, SavedMachine]] = []
 
     async def step(self, name: str) -> None:
@@ -175,6 +176,7 @@ class FakeDriver:
 
     async def start(self, folder: Path, spec: MachineSpec) -> FakeVmm:
         await self.step("start")
+        self.booted.append(spec)
         return self._started(folder, spec)
 
     async def restore(self, folder: Path, spec: MachineSpec, saved: SavedMachine) -> FakeVmm:

@@ -61,6 +61,7 @@ from torpor.model import (
     SandboxPage,
     SandboxSpec,
     SandboxState,
+    Stillness,
     TemplateInfo,
 )
 from torpor.model_events import StateEvent
@@ -103,6 +104,7 @@ class FakeGuest(FakePorts, FakeInventories):
         self.files = FakeFiles()
         self.packages: dict[str, str] | None = {"base-files": "13"}
         """None: it has no dpkg."""
+        self.held_still: list[Stillness] = []
         self.answers: dict[str, bytes] = {}
         """What programs write whose words hold a key of this."""
         self.marks: Counter[str] = Counter()

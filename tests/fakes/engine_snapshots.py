@@ -293,8 +293,8 @@ class FakeSnapshots:
     ) -> SandboxInfo:
         point = self._point(snapshot_id)
         self.volumes_modes.append(spec.volumes)
-        boot_mode: BootMode = "restore"
-        if snapshot_id in self.foreign:
+        boot_mode: BootMode = "restore" if spec.memory == "ram" else "cold"
+        if snapshot_id in self.foreign and spec.memory == "ram":
             if not spec.allow_cold:
                 raise SnapshotUnusable(
                     f"snapshot {snapshot_id} is of another CPU", hint="allow_cold starts it cold"
@@ -342,6 +342,8 @@ class FakeSnapshots:
         guest.env = {**guest.env, **spec.env}
         if boot_mode == "cold":
             guest.execs.clear()
+        if spec.still is not None:
+            guest.held_still.append(spec.still)
         self.add(info, guest)
         self.own_layers[info.id] = point.layers
         return info

@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from tests.fakes.guest_quiesce import FakeQuiesce
 from torpor.errors import Conflict, GuestFailed, GuestUnreachable, InvalidRequest
-from torpor.model import Renewal
+from torpor.model import Renewal, Stillness
 
 
 class FakeSnapshots(FakeQuiesce):
@@ -19,6 +19,7 @@ class FakeSnapshots(FakeQuiesce):
         self.is_cut = False
         self.syncs = 0
         self.renewals: list[Renewal] = []
+        self.held_still: list[Stillness] = []
         self.fail_next: set[str] = set()
         """Of `sync`, `freeze` and `renew`: those that the guest's kernel refuses the next time."""
         self._thawed = asyncio.Event()
@@ -66,6 +67,12 @@ class FakeSnapshots(FakeQuiesce):
         was_frozen = self.is_frozen
         self.let_go()
         return was_frozen
+
+    async def hold_still(self, still: Stillness) -> None:
+        """See `Guest.hold_still`."""
+        self._check()
+        self._refuse_if_asked("still")
+        self.held_still.append(still)
 
     async def renew(self, renewal: Renewal) -> None:
         """See `Guest.renew`."""

@@ -52,6 +52,11 @@ class Home:
         return self.root / "databases"
 
     @property
+    def drills(self) -> Path:
+        """The evidence of drills, one JSON file each that is written once; made when needed."""
+        return self.root / "drills"
+
+    @property
     def socket(self) -> Path:
         """The daemon's Unix socket, mode 0600."""
         return self.root / "torpord.sock"

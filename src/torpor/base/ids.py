@@ -12,7 +12,7 @@ _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base 32, lower cas
 _LENGTH = 20
 _NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")
 _ID = re.compile(
-    rf"(sbx|snap|lyr|exec|ctx|tok|tpl|bld|vol|vsnap|db|chg|bkp)_[{_ALPHABET}]{{{_LENGTH}}}"
+    rf"(sbx|snap|lyr|exec|ctx|tok|tpl|bld|vol|vsnap|db|chg|bkp|drl|sch)_[{_ALPHABET}]{{{_LENGTH}}}"
 )
 
 

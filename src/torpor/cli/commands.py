@@ -34,6 +34,8 @@ COMMANDS: dict[str, Lazy] = {
     "changes": Lazy("torpor.cli.changes", "changes", "List changes, newest first."),
     "confirm": Lazy("torpor.cli.changes", "confirm", "Keep a change that is on probation."),
     "report": Lazy("torpor.cli.changes", "report", "Say what became of a change, and why."),
+    "drill": Lazy("torpor.cli.drills", "app", "Prove that a snapshot comes back."),
+    "drills": Lazy("torpor.cli.drills", "drills", "List drills, newest first."),
     "watch": Lazy("torpor.cli.watches", "app", "Look at a sandbox again and again."),
     "fork": Lazy("torpor.cli.moves", "fork", "Make several sandboxes of one, or of a snapshot."),
     "hibernate": Lazy("torpor.cli.moves", "hibernate", "Put sandboxes to sleep: no CPU, no RAM."),

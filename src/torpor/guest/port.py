@@ -18,6 +18,7 @@ from torpor.model import (
     GuestInfo,
     ProcessInfo,
     Renewal,
+    Stillness,
 )
 from torpor.model_ports import PortInfo
 from torpor.model_quiesce import QuiesceSpec
@@ -337,12 +338,20 @@ class Guest(Protocol):
     async def renew(self, renewal: Renewal) -> None:
         """Make a machine that goes on from a snapshot safe to hand out; returns when all of it is confirmed.
 
-        In this order: mix `entropy` into the kernel and reseed it; set the clock; thaw what was frozen;
+        In this order: hold what is to be still; mix `entropy` into the kernel and reseed it; set the clock; thaw what was frozen;
         release what was quiesced; with a new `hostname` also give it a new machine-id, boot_id and SSH host keys; write
         /run/torpor/generation; run the executables in /etc/torpor/on-restore.d/ with the reason.
 
         Raises:
             GuestFailed: the kernel could not be reseeded or the identity not renewed. Do not hand it out.
+        """
+        ...
+
+    async def hold_still(self, still: Stillness) -> None:
+        """Hold still what acts by itself, for good: services, processes, and all timers. May be asked again for more.
+
+        Raises:
+            GuestFailed: something is there and could not be held, or the agent is too old.
         """
         ...
 

@@ -7,13 +7,14 @@ from typing import Any, Final
 
 from torpor.errors import GuestFailed, InvalidRequest
 from torpor.guest.calls import Calls
-from torpor.model import Renewal
+from torpor.model import Renewal, Stillness
 
 _FLUSH_LIMIT_S: Final = 300.0
 """What writing all dirty pages may take; a slow disk under a large guest needs it."""
 _THAW_LIMIT_S: Final = 60.0
 _RENEW_LIMIT_S: Final = 300.0
 """New SSH host keys on an emulated CPU, and programs in on-restore.d, which have limits of their own."""
+_STILL_LIMIT_S: Final = 120.0
 _STEPS: Final = ("entropy", "clock", "thaw", "generation")
 _MAX_NOTES: Final = 32
 
@@ -37,6 +38,10 @@ class SnapshotCalls(Calls):
         answer = await self._channel.call("thaw", {}, limit_s=_THAW_LIMIT_S)
         return answer.get("was_frozen") is True
 
+    async def hold_still(self, still: Stillness) -> None:
+        """See `Guest.hold_still`."""
+        await self._channel.call("still", _held(still), limit_s=_STILL_LIMIT_S)
+
     async def renew(self, renewal: Renewal) -> None:
         """See `Guest.renew`. Idempotent: after a failure or a cut it can be asked again."""
         if renewal.now.tzinfo is None:
@@ -48,14 +53,27 @@ class SnapshotCalls(Calls):
             "entropy": renewal.entropy.hex(),
             "hostname": renewal.hostname,
         }
+        if renewal.still is not None:
+            params["still"] = _held(renewal.still)
         answer = await self._channel.call("renew", params, limit_s=_RENEW_LIMIT_S)
         wanted = (*_STEPS, "identity") if renewal.hostname is not None else _STEPS
+        if renewal.still is not None:
+            wanted = ("still", *wanted)
         done = answer.get("done")
         missing = [step for step in wanted if not isinstance(done, list) or step not in done]
         if missing:
-            raise GuestFailed(f"the guest agent did not confirm its renewal: {', '.join(missing)}")
+            raise GuestFailed(
+                f"the guest agent did not confirm its renewal: {', '.join(missing)}",
+                hint="it is of an earlier version; build the template anew for later sandboxes"
+                if missing == ["still"]
+                else None,
+            )
         for note in _notes(answer):
             _log.warning("the guest's renewal for %s: %s", renewal.reason, note)
+
+
+def _held(still: Stillness) -> dict[str, object]:
+    return {"units": list(still.units), "processes": list(still.processes)}
 
 
 def _notes(answer: dict[str, Any]) -> list[str]:

@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 VERSION = "1"
 """Raised when the steps of a workflow change: one that an older daemon began is then not gone on with."""
-WORKFLOWS = ("torpor.recovery.changes.workflow",)
+WORKFLOWS = ("torpor.recovery.changes.workflow", "torpor.recovery.drills.workflow")
 """Modules whose workflows have to be known before the first one is gone on with."""
 _LAUNCH_S = 120.0
 _STOP_S = 10.0
@@ -107,15 +107,15 @@ class Durable:
         """Whether `launch` was called."""
         return self._dbos is not None
 
-    async def start(self, workflow: Callable[[str], None], workflow_id: str) -> None:
-        """Start a workflow with its id as argument; durably begun when this returns. One that exists is let be."""
+    async def start(self, workflow: Callable[..., None], workflow_id: str, *args: object) -> None:
+        """Start a workflow with its id as first argument; durably begun when this returns. One that exists is let be."""
         await self.launch()
         dbos = self._dbos
         assert dbos is not None
 
         def work() -> None:
             with dbos.SetWorkflowID(workflow_id):
-                dbos.DBOS.start_workflow(workflow, workflow_id)
+                dbos.DBOS.start_workflow(workflow, workflow_id, *args)
 
         await asyncio.to_thread(work)
 

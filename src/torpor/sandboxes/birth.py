@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
 from torpor.base.aio import finish
@@ -17,7 +19,7 @@ from torpor.db.sandboxes import MachineLayers
 from torpor.errors import NotFound, TorporError
 from torpor.guest.port import Guest
 from torpor.layers.manifest import Manifest
-from torpor.model import BootMode, Renewal, SandboxId, SandboxState
+from torpor.model import BootMode, Renewal, SandboxId, SandboxState, Stillness
 from torpor.model_volumes import VolumeMount, VolumesMode
 from torpor.sandboxes import folder as files
 from torpor.sandboxes.machine import SandboxMachine
@@ -29,6 +31,9 @@ SANDBOX_FILE = "/etc/torpor/sandbox.json"
 """Where the guest agent finds what this sandbox lays over its image: the environment."""
 
 _ENV_MOST = 4 << 20
+_CMDLINE_MOST = 2000
+"""The kernel takes 2048 bytes; what does not fit is held when the agent answers."""
+_UNIT = re.compile(r"[A-Za-z0-9:_.@\\-]{1,255}")
 
 RenewalReason = Literal["create", "wake", "rollback", "restore", "fork"]
 
@@ -38,16 +43,23 @@ async def create_cold(
     template: Template,
     env: Mapping[str, str],
     mounts: Sequence[VolumeMount] = (),
+    still: Stillness | None = None,
 ) -> None:
-    """Boot a sandbox from its disk layers. On failure no process is left and the sandbox is `failed`."""
+    """Boot a sandbox from its disk layers. On failure no process is left and the sandbox is `failed`.
+
+    With `still`, what must not act in it is not started, or held as soon as its agent answers.
+    """
     begun = m.parts.clock.monotonic_s()
     try:
         await _prepare(m)
-        m.vmm = await m.parts.driver.start(m.folder, m.spec(template, m.row.layers))
+        spec = m.spec(template, m.row.layers)
+        if still is not None:
+            spec = replace(spec, cmdline=_masking(spec.cmdline, still.masks))
+        m.vmm = await m.parts.driver.start(m.folder, spec)
         reach("create.started")
         guest = await m.guest(m.parts.boot_timeout_s)
         reach("create.connected")
-        await m.until_end(_renew(m, guest, "create"))
+        await m.until_end(_renew(m, guest, "create", still))
         await _finish(m, guest, env, grow=True)
         await attach_all(m, mounts)
         await _outcome(m, begun, "cold")
@@ -63,6 +75,7 @@ async def create_from(
     reason: RenewalReason,
     mounts: Sequence[VolumeMount] = (),
     volumes: VolumesMode | None = None,
+    still: Stillness | None = None,
 ) -> None:
     """Begin a sandbox from a snapshot, with an identity of its own. On failure as `create_cold`."""
     begun = m.parts.clock.monotonic_s()
@@ -74,7 +87,7 @@ async def create_from(
         await vmm.resume()
         guest = await m.guest()
         reach("create.connected")
-        await m.until_end(_renew(m, guest, reason))
+        await m.until_end(_renew(m, guest, reason, still))
         await _finish(m, guest, env, grow=m.info.disk_gib > manifest.info.disk_gib)
         await plan.settle()
         await attach_all(m, mounts)
@@ -84,7 +97,13 @@ async def create_from(
         raise
 
 
-def renewal(m: SandboxMachine, reason: RenewalReason, *, hostname: str | None) -> Renewal:
+def renewal(
+    m: SandboxMachine,
+    reason: RenewalReason,
+    *,
+    hostname: str | None,
+    still: Stillness | None = None,
+) -> Renewal:
     """Return what a machine that goes on is told."""
     return Renewal(
         reason=reason,
@@ -92,6 +111,7 @@ def renewal(m: SandboxMachine, reason: RenewalReason, *, hostname: str | None) -
         now=m.parts.clock.now(),
         entropy=secrets.token_bytes(64),
         hostname=hostname,
+        still=still,
     )
 
 
@@ -108,8 +128,20 @@ async def _prepare(m: SandboxMachine) -> None:
     reach("create.overlay")
 
 
-async def _renew(m: SandboxMachine, guest: Guest, reason: RenewalReason) -> None:
-    await guest.renew(renewal(m, reason, hostname=hostname_of(m.info.id)))
+async def _renew(
+    m: SandboxMachine, guest: Guest, reason: RenewalReason, still: Stillness | None
+) -> None:
+    await guest.renew(renewal(m, reason, hostname=hostname_of(m.info.id), still=still))
+
+
+def _masking(cmdline: str, units: Sequence[str]) -> str:
+    """Return a kernel's command line with which systemd does not start these; as many as the kernel takes."""
+    found = cmdline
+    for unit in units:
+        longer = f"{found} systemd.mask={unit}"
+        if _UNIT.fullmatch(unit) and len(longer) <= _CMDLINE_MOST:
+            found = longer
+    return found
 
 
 async def _finish(m: SandboxMachine, guest: Guest, env: Mapping[str, str], *, grow: bool) -> None:

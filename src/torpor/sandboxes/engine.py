@@ -55,6 +55,7 @@ from torpor.model import (
     SandboxState,
     SnapshotId,
     SnapshotInfo,
+    Stillness,
     TemplateInfo,
 )
 from torpor.model_events import StateEvent
@@ -316,13 +317,14 @@ class Engine:
         row = self._row_of(origin, spec)
         info = row.info
         with self._parts.pins.held(origin.info.id, *origin.layer_ids):
-            await self._moves.intend_new(
-                info,
-                origin.info.watermark,
-                is_fork=reason == "fork",
-                policy=spec.agent_memory,
-                others=[t.info.id for t in self._tasks.values() if t.info.agent == info.agent],
-            )
+            if not info.is_clone_of_drill:
+                await self._moves.intend_new(
+                    info,
+                    origin.info.watermark,
+                    is_fork=reason == "fork",
+                    policy=spec.agent_memory,
+                    others=[t.info.id for t in self._tasks.values() if t.info.agent == info.agent],
+                )
             try:
                 await self._begin(origin, row, spec, reason)
             except Exception:
@@ -334,13 +336,20 @@ class Engine:
     async def _begin(
         self, origin: Manifest, row: SandboxRow, spec: RestoreSpec, reason: RenewalReason
     ) -> None:
-        """Make the sandbox of `row` go on from a snapshot, or boot from its disk if that is allowed and needed."""
-        why = misfit(origin.info, self._parts.host)
-        if why is None and not (spec.allow_cold and await self._lost_its_ram(origin)):
+        """Make the sandbox of `row` go on from a snapshot, or boot from its disk if that is wanted or needed."""
+        is_cold = spec.memory == "cold"
+        why = None if is_cold else misfit(origin.info, self._parts.host)
+        if (
+            not is_cold
+            and why is None
+            and not (spec.allow_cold and await self._lost_its_ram(origin))
+        ):
             check_points(origin, spec.volumes)
-            await self._create_from(origin, row, spec.env, reason, spec.mounts, spec.volumes)
+            await self._create_from(
+                origin, row, spec.env, reason, spec.mounts, spec.volumes, spec.still
+            )
             return
-        if not spec.allow_cold:
+        if not (is_cold or spec.allow_cold):
             check_fits(origin.info, self._parts.host)
         template = await asyncio.to_thread(
             self._parts.templates.by_digest, origin.info.template_digest
@@ -354,7 +363,7 @@ class Engine:
             except BaseException:
                 await finish(release_all(self._parts, row.info.id), within_s=60.0)
                 raise
-        await task.create_cold(template, spec.env, (*mounts, *spec.mounts))
+        await task.create_cold(template, spec.env, (*mounts, *spec.mounts), spec.still)
 
     async def fork(
         self,
@@ -838,10 +847,11 @@ class Engine:
         reason: RenewalReason,
         mounts: Sequence[VolumeMount] = (),
         volumes: VolumesMode | None = None,
+        still: Stillness | None = None,
     ) -> SandboxInfo:
         with self._parts.pins.held(origin.info.id, *origin.layer_ids):
             task = await self._admit(row)
-            return await task.create_from(origin, env, reason, mounts, volumes)
+            return await task.create_from(origin, env, reason, mounts, volumes, still)
 
     def _state_of(self, sandbox_id: str) -> SandboxState | None:
         task = self._tasks.get(SandboxId(sandbox_id))

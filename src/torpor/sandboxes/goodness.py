@@ -66,7 +66,8 @@ class GoodSnapshots:
         raise LastGoodSnapshot(
             f"snapshot {info.id} is the last one of sandbox {info.sandbox_id} that is known to be good: "
             f"{mark.reason}",
-            hint=f"to remove it all the same: torpor snapshot rm {info.id} --force",
+            hint=f"prove a newer one first (torpor drill {info.sandbox_id}), or force it: "
+            f"torpor snapshot rm {info.id} --force",
             snapshot_id=info.id,
             sandbox_id=info.sandbox_id,
             found_by=mark.found_by,

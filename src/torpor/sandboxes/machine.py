@@ -181,7 +181,7 @@ class SandboxMachine:
                     vmm.agent_socket, epoch=self.row.epoch, timeout_s=timeout_s
                 )
             )
-            if self.parts.attend is not None:
+            if self.parts.attend is not None and not self.info.is_clone_of_drill:
                 serving = self.parts.attend(self, self._guest)
                 self._tasks.launch(serving, name=f"memory socket {self.info.id}")
             return self._guest

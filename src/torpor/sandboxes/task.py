@@ -31,7 +31,7 @@ from torpor.errors import (
 )
 from torpor.guest.port import Guest
 from torpor.layers.manifest import Manifest
-from torpor.model import MemoryChoice, OnTimeout, SandboxInfo, SandboxState
+from torpor.model import MemoryChoice, OnTimeout, SandboxInfo, SandboxState, Stillness
 from torpor.model_contexts import context_of
 from torpor.model_memory import Policy
 from torpor.model_quiesce import QuiesceReport, QuiesceSpec
@@ -120,11 +120,15 @@ class SandboxTask:
     # ---- what callers ask ----
 
     async def create_cold(
-        self, template: Template, env: Mapping[str, str], mounts: Sequence[VolumeMount] = ()
+        self,
+        template: Template,
+        env: Mapping[str, str],
+        mounts: Sequence[VolumeMount] = (),
+        still: Stillness | None = None,
     ) -> SandboxInfo:
         """Boot the machine of a row that is `creating`."""
         return await self._changed(
-            "create", lambda: birth.create_cold(self.machine, template, env, mounts)
+            "create", lambda: birth.create_cold(self.machine, template, env, mounts, still)
         )
 
     async def create_from(
@@ -134,11 +138,12 @@ class SandboxTask:
         reason: birth.RenewalReason,
         mounts: Sequence[VolumeMount] = (),
         volumes: VolumesMode | None = None,
+        still: Stillness | None = None,
     ) -> SandboxInfo:
         """Begin the machine of a row that is `creating` from a snapshot."""
         return await self._changed(
             "create",
-            lambda: birth.create_from(self.machine, manifest, env, reason, mounts, volumes),
+            lambda: birth.create_from(self.machine, manifest, env, reason, mounts, volumes, still),
         )
 
     async def pause(self) -> SandboxInfo:

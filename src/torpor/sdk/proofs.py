@@ -1,13 +1,23 @@
-"""What an asynchronous sandbox can be asked to prove: that it is still well."""
+"""What an asynchronous sandbox can be asked to prove: that its snapshots come back, and that it is still well."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 from torpor.errors import NotFound
+from torpor.model import MemoryChoice
+from torpor.model_drills import ScheduleInfo
 from torpor.model_watches import WatchInfo
 from torpor.sdk.change_results import Checks, checks_text, profile_text, who
+from torpor.sdk.drills import (
+    AsyncDrill,
+    DrillOptions,
+    Progress,
+    begin_drill,
+    schedule_drills,
+)
 from torpor.sdk.dual import dual
 from torpor.sdk.handle import AsyncHandle
 
@@ -16,7 +26,71 @@ LOOK_LIMIT_S = 3900.0
 
 
 class AsyncProofs(AsyncHandle):
-    """The part of `AsyncSandbox` about watches. All of it also works on the class with an id."""
+    """The part of `AsyncSandbox` about drills and watches. All of it also works on the class with an id."""
+
+    @dual
+    async def drill(
+        self,
+        *,
+        checks: Checks | None = None,
+        profile: str | Path | None = None,
+        boots: Sequence[MemoryChoice] = ("ram", "cold"),
+        limit_seconds: float = 3600.0,
+        author: str | None = None,
+        wait: bool = True,
+        progress: Progress | None = None,
+    ) -> AsyncDrill:
+        """Prove that a snapshot comes back: the newest, the oldest and a random one in turn. Return the drill.
+
+        It is restored into a clone without a network, with an identity of its own and its schedulers held, once with
+        its memory and once from its disk; looked at, timed, and thrown away. The sandbox itself is not touched.
+
+        Args:
+            checks: a path, the text of a checks file, or a mapping like it; beside what the inventory says.
+            profile: an agent profile, by name, path or text; None: the one that fits.
+            boots: `ram`, `cold` or both, one after the other.
+            limit_seconds: for each of them.
+            author: who asks; None: your user name.
+            wait: return when it is over; else at once.
+            progress: called with the drill whenever there are news of it.
+
+        Raises:
+            InvalidRequest: a value, the checks file or the profile cannot be right.
+            NotFound: there is no such sandbox, or it has no snapshot.
+        """
+        options = DrillOptions(
+            checks=checks,
+            profile=profile,
+            boots=boots,
+            limit_seconds=limit_seconds,
+            author=author,
+        )
+        found = await begin_drill(self._path, options, client=self._client)
+        return await found.wait(progress) if wait else found
+
+    @dual
+    async def schedule_drills(
+        self,
+        schedule: str,
+        *,
+        checks: Checks | None = None,
+        profile: str | Path | None = None,
+        boots: Sequence[MemoryChoice] = ("ram", "cold"),
+        limit_seconds: float = 3600.0,
+        author: str | None = None,
+    ) -> ScheduleInfo:
+        """Do what `drill` does again and again: at `schedule`, a cron expression of five fields in UTC.
+
+        One that is missed while no daemon runs is made up for once. Raises as `drill`.
+        """
+        options = DrillOptions(
+            checks=checks,
+            profile=profile,
+            boots=boots,
+            limit_seconds=limit_seconds,
+            author=author,
+        )
+        return await schedule_drills(self._path, schedule, options, client=self._client)
 
     @dual
     async def watch(

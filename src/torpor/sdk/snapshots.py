@@ -6,6 +6,7 @@ import builtins
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from typing_extensions import override
@@ -14,6 +15,7 @@ from torpor.errors import TorporError
 from torpor.model import (
     AgentMemory,
     Consistency,
+    MemoryChoice,
     Network,
     OnTimeout,
     SandboxId,
@@ -21,11 +23,20 @@ from torpor.model import (
     SnapshotInfo,
     SnapshotReason,
 )
+from torpor.model_drills import ScheduleInfo
 from torpor.model_inventory import Inventory, inventory_from_json
 from torpor.model_quiesce import QuiesceReport
 from torpor.model_volumes import VolumesMode
 from torpor.sdk import forks
+from torpor.sdk.change_results import Checks
 from torpor.sdk.client import Client, Connection, connection, quote_part, resolved
+from torpor.sdk.drills import (
+    AsyncDrill,
+    DrillOptions,
+    Progress,
+    begin_drill,
+    schedule_drills,
+)
 from torpor.sdk.dual import dual
 from torpor.sdk.snapshot_results import LIFE_LIMIT_S, Verification, snapshot_info, verification
 
@@ -203,6 +214,50 @@ class AsyncSnapshot(SnapshotFields):
         return verification(
             await self._connection.call("POST", f"{self._path}/verify", limit_s=VERIFY_LIMIT_S)
         )
+
+    @dual
+    async def drill(
+        self,
+        *,
+        checks: Checks | None = None,
+        profile: str | Path | None = None,
+        boots: Sequence[MemoryChoice] = ("ram", "cold"),
+        limit_seconds: float = 3600.0,
+        author: str | None = None,
+        wait: bool = True,
+        progress: Progress | None = None,
+    ) -> AsyncDrill:
+        """Prove that this snapshot comes back, and return the drill; see `AsyncSandbox.drill`."""
+        options = DrillOptions(
+            checks=checks,
+            profile=profile,
+            boots=boots,
+            limit_seconds=limit_seconds,
+            author=author,
+        )
+        found = await begin_drill(self._path, options, client=self._client)
+        return await found.wait(progress) if wait else found
+
+    @dual
+    async def schedule_drills(
+        self,
+        schedule: str,
+        *,
+        checks: Checks | None = None,
+        profile: str | Path | None = None,
+        boots: Sequence[MemoryChoice] = ("ram", "cold"),
+        limit_seconds: float = 3600.0,
+        author: str | None = None,
+    ) -> ScheduleInfo:
+        """Prove this snapshot again and again; see `AsyncSandbox.schedule_drills`."""
+        options = DrillOptions(
+            checks=checks,
+            profile=profile,
+            boots=boots,
+            limit_seconds=limit_seconds,
+            author=author,
+        )
+        return await schedule_drills(self._path, schedule, options, client=self._client)
 
     @dual
     async def inventory(self) -> Inventory:

@@ -2,17 +2,74 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
+from torpor.model import MemoryChoice
+from torpor.model_drills import ScheduleInfo
 from torpor.model_watches import WatchInfo
 from torpor.sdk.change_results import Checks
+from torpor.sdk.drills import Progress
 from torpor.sdk.dual import dual
 from torpor.sdk.loop import loop_thread
+from torpor.sdk.sync_drills import Drill
 from torpor.sdk.sync_handle import Handle
 
 
 class Proofs(Handle):
-    """The part of `Sandbox` about watches. All of it also works on the class with an id."""
+    """The part of `Sandbox` about drills and watches. All of it also works on the class with an id."""
+
+    @dual
+    def drill(
+        self,
+        *,
+        checks: Checks | None = None,
+        profile: str | Path | None = None,
+        boots: Sequence[MemoryChoice] = ("ram", "cold"),
+        limit_seconds: float = 3600.0,
+        author: str | None = None,
+        wait: bool = True,
+        progress: Progress | None = None,
+    ) -> Drill:
+        """Prove that a snapshot comes back: the newest, the oldest and a random one in turn. Return the drill.
+
+        Raises:
+            InvalidRequest: a value, the checks file or the profile cannot be right.
+            NotFound: there is no such sandbox, or it has no snapshot.
+        """
+        begun = self._sandbox.drill(
+            checks=checks,
+            profile=profile,
+            boots=boots,
+            limit_seconds=limit_seconds,
+            author=author,
+            wait=wait,
+            progress=progress,
+        )
+        return Drill(loop_thread.run(begun))
+
+    @dual
+    def schedule_drills(
+        self,
+        schedule: str,
+        *,
+        checks: Checks | None = None,
+        profile: str | Path | None = None,
+        boots: Sequence[MemoryChoice] = ("ram", "cold"),
+        limit_seconds: float = 3600.0,
+        author: str | None = None,
+    ) -> ScheduleInfo:
+        """Do what `drill` does again and again: at `schedule`, a cron expression of five fields in UTC."""
+        return loop_thread.run(
+            self._sandbox.schedule_drills(
+                schedule,
+                checks=checks,
+                profile=profile,
+                boots=boots,
+                limit_seconds=limit_seconds,
+                author=author,
+            )
+        )
 
     @dual
     def watch(

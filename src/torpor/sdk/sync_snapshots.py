@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from typing_extensions import override
 
-from torpor.model import AgentMemory, Network, OnTimeout, SnapshotId, SnapshotInfo
+from torpor.model import AgentMemory, MemoryChoice, Network, OnTimeout, SnapshotId, SnapshotInfo
+from torpor.model_drills import ScheduleInfo
 from torpor.model_inventory import Inventory
 from torpor.model_volumes import VolumesMode
 from torpor.sdk import sync_forks
+from torpor.sdk.change_results import Checks
 from torpor.sdk.client import Client
+from torpor.sdk.drills import Progress
 from torpor.sdk.dual import dual
 from torpor.sdk.loop import loop_thread
 from torpor.sdk.snapshot_results import Verification
 from torpor.sdk.snapshots import AsyncSnapshot, SnapshotFields
+from torpor.sdk.sync_drills import Drill
 
 if TYPE_CHECKING:
     from torpor.sdk.diff import SnapshotDiff
@@ -87,6 +92,53 @@ class Snapshot(SnapshotFields):
     def verify(self) -> Verification:
         """Read all that the snapshot needs, compare it with its digests, and return what is damaged."""
         return loop_thread.run(self._snapshot.verify())
+
+    @dual
+    def drill(
+        self,
+        *,
+        checks: Checks | None = None,
+        profile: str | Path | None = None,
+        boots: Sequence[MemoryChoice] = ("ram", "cold"),
+        limit_seconds: float = 3600.0,
+        author: str | None = None,
+        wait: bool = True,
+        progress: Progress | None = None,
+    ) -> Drill:
+        """Prove that this snapshot comes back, and return the drill; see `Sandbox.drill`."""
+        begun = self._snapshot.drill(
+            checks=checks,
+            profile=profile,
+            boots=boots,
+            limit_seconds=limit_seconds,
+            author=author,
+            wait=wait,
+            progress=progress,
+        )
+        return Drill(loop_thread.run(begun))
+
+    @dual
+    def schedule_drills(
+        self,
+        schedule: str,
+        *,
+        checks: Checks | None = None,
+        profile: str | Path | None = None,
+        boots: Sequence[MemoryChoice] = ("ram", "cold"),
+        limit_seconds: float = 3600.0,
+        author: str | None = None,
+    ) -> ScheduleInfo:
+        """Prove this snapshot again and again; see `Sandbox.schedule_drills`."""
+        return loop_thread.run(
+            self._snapshot.schedule_drills(
+                schedule,
+                checks=checks,
+                profile=profile,
+                boots=boots,
+                limit_seconds=limit_seconds,
+                author=author,
+            )
+        )
 
     @dual
     def inventory(self) -> Inventory:

@@ -15,8 +15,11 @@ from torpor.access.principal import Principal
 from torpor.databases.desk import DatabaseDesk
 from torpor.errors import NotAllowed, NotFound
 from torpor.model import SandboxId, SnapshotId
+from torpor.model_drills import DrillId
 from torpor.recovery.changes.acts import no_change
 from torpor.recovery.desk import Recovery
+from torpor.recovery.drills.acts import no_drill
+from torpor.recovery.drills.desk import no_schedule
 from torpor.server.compat.lookup import check_sandbox, check_snapshot
 from torpor.server.compat.provision import ProvisionDesk
 from torpor.server.scopes import HOST, scope_of
@@ -48,11 +51,29 @@ async def _owns_database(connection: HTTPConnection, _view: EngineView, name: st
     await databases_of(connection).id_of(name)
 
 
+async def _owns_drill(connection: HTTPConnection, _view: EngineView, drill_id: str) -> None:
+    """Raise `NotFound` for a drill of another workspace."""
+    recovery = cast(Recovery, connection.app.state.recovery)
+    info = await recovery.drills.get(drill_id)
+    if not principal_of(connection).sees(info.workspace):
+        raise no_drill(DrillId(drill_id))
+
+
+async def _owns_schedule(connection: HTTPConnection, _view: EngineView, schedule_id: str) -> None:
+    """Raise `NotFound` for a schedule of another workspace."""
+    recovery = cast(Recovery, connection.app.state.recovery)
+    info = await recovery.drills.get_schedule(schedule_id)
+    if not principal_of(connection).sees(info.workspace):
+        raise no_schedule(schedule_id)
+
+
 OWNED: Mapping[str, Check] = {
     "change_id": _owns_change,
     "sandbox": check_sandbox,
     "database": _owns_database,
     "db": _owns_or_begins_database,
+    "drill_id": _owns_drill,
+    "schedule_id": _owns_schedule,
     "sandbox_id": lambda _, view, found: view.get(SandboxId(found)),
     "snap": check_snapshot,
     "snapshot_id": lambda _, view, found: view.get_snapshot(SnapshotId(found)),

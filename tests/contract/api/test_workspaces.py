@@ -29,6 +29,8 @@ ROUTES = [
 PREFIXES = {
     "change_id": "chg",
     "sandbox": "sbx",
+    "drill_id": "drl",
+    "schedule_id": "sch",
     "sandbox_id": "sbx",
     "snap": "snap",
     "snapshot_id": "snap",
@@ -39,6 +41,8 @@ PREFIXES = {
 }
 BODIES: dict[str, dict[str, Any]] = {
     "begin_change": {"reason": "x", "command": "true"},
+    "schedule_sandbox_drills": {"schedule": "0 4 * * 1"},
+    "schedule_snapshot_drills": {"schedule": "0 4 * * 1"},
     "put_watch": {"checks": "required: {file: {/x: {exists: true}}}"},
     "rollback_sandbox": {"snapshot_id": "{snapshot_id}"},
     "exec_command": {"cmd": "true"},
@@ -85,6 +89,10 @@ class World:
         path = f"/v1/sandboxes/{self.sandbox}/changes"
         self.change = self.ours.post(path, json=change).json()["id"]
         self.ours.get(f"/v1/changes/{self.change}/events")  # it is over
+        path = f"/v1/snapshots/{self.snapshot}"
+        self.drill = self.ours.post(f"{path}/drills", json={"boots": ["cold"]}).json()["id"]
+        schedule = {"schedule": "0 4 1 1 *"}
+        self.schedule = self.ours.post(f"{path}/drill-schedules", json=schedule).json()["id"]
         self.volume = self.ours.post("/v1/volumes", json={"name": "mine"}).json()["id"]
         point = self.ours.post(f"/v1/volumes/{self.volume}/snapshots", json={})
         self.point = point.json()["id"]
@@ -94,6 +102,8 @@ class World:
             "db": self.database,
             "change_id": self.change,
             "sandbox": self.sandbox,
+            "drill_id": self.drill,
+            "schedule_id": self.schedule,
             "sandbox_id": self.sandbox,
             "snap": self.snapshot,
             "snapshot_id": self.snapshot,

@@ -23,6 +23,7 @@ from torpor_guest.gate import Gate
 from torpor_guest.identity import replace_file
 from torpor_guest.quiesce import Quiesce
 from torpor_guest.renewal import Renewals, Request
+from torpor_guest.stillness import Stillness
 
 pytestmark = pytest.mark.anyio
 
@@ -75,7 +76,10 @@ class World:
         self.gate = Gate()
         self.freezer = Freezer(self.kernel, self.gate)
         quiesce = Quiesce(self.kernel, self.freezer, cast("Any", None), root)
-        self.renewals = Renewals(self.kernel, self.freezer, cast("Any", self.programs), quiesce)
+        programs = cast("Any", self.programs)
+        self.renewals = Renewals(
+            self.kernel, self.freezer, programs, quiesce, Stillness(self.kernel, programs)
+        )
 
     def put(self, name: str, text: str, *, mode: int = 0o644) -> None:
         (self.root / name).write_text(text)

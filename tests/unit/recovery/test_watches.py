@@ -125,7 +125,7 @@ def test_without_a_good_snapshot_nothing_is_offered(act: Act) -> None:
         ScriptedWatchLooker.script[:] = ["fail"]
         found = await watches.look(box.id)
         assert (found.last_good, found.offer) == (None, "")
-        assert "no snapshot of it is known" in str((await stage.engine.get(box.id)).health_note)
+        assert f"torpor drill {box.id}" in str((await stage.engine.get(box.id)).health_note)
 
     act(scene)
 

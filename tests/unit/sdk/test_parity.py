@@ -9,6 +9,7 @@ import pytest
 from torpor.sdk.changes import AsyncChange
 from torpor.sdk.contexts import AsyncContext, AsyncContexts
 from torpor.sdk.databases import AsyncDatabase
+from torpor.sdk.drills import AsyncDrill
 from torpor.sdk.dual import dual
 from torpor.sdk.familiar_commands import AsyncCommands
 from torpor.sdk.familiar_files import AsyncFiles
@@ -20,6 +21,7 @@ from torpor.sdk.snapshots import AsyncSnapshot
 from torpor.sdk.sync_changes import Change
 from torpor.sdk.sync_contexts import Context, Contexts
 from torpor.sdk.sync_databases import Database
+from torpor.sdk.sync_drills import Drill
 from torpor.sdk.sync_familiar import Commands, Files
 from torpor.sdk.sync_files import Filesystem
 from torpor.sdk.sync_process import Process
@@ -37,6 +39,7 @@ PAIRS = [
     (AsyncSnapshot, Snapshot),
     (AsyncHold, Hold),
     (AsyncChange, Change),
+    (AsyncDrill, Drill),
     (AsyncTemplates, Templates),
     (AsyncDatabase, Database),
     (AsyncVolume, Volume),
@@ -54,6 +57,7 @@ DUALS = {
     "connect",
     "delete",
     "detach_volume",
+    "drill",
     "explore",
     "forward",
     "get_info",
@@ -71,6 +75,7 @@ DUALS = {
     "refresh",
     "resume",
     "rollback",
+    "schedule_drills",
     "set_idle",
     "set_timeout",
     "set_ttl",
@@ -83,7 +88,7 @@ DUALS = {
     "watch",
     "watched",
 }
-SNAPSHOT_DUALS = {"delete", "diff", "inventory", "restore", "verify"}
+SNAPSHOT_DUALS = {"delete", "diff", "drill", "inventory", "restore", "schedule_drills", "verify"}
 
 
 def members(cls: type) -> dict[str, object]:

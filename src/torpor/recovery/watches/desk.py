@@ -217,7 +217,11 @@ def note_of(info: WatchInfo) -> str:
     """Return what a sandbox is shown with while its watch fails."""
     since = f"{info.failing_since:%Y-%m-%d %H:%M}" if info.failing_since else "now"
     why = info.reasons[0] if info.reasons else info.sentence
-    what = f"put it back: {info.offer}" if info.offer else "no snapshot of it is known to be good"
+    what = (
+        f"put it back: {info.offer}"
+        if info.offer
+        else "no snapshot of it is known to be good; prove one: torpor drill " + info.sandbox_id
+    )
     return f"damaged since {since} UTC: {why[:_NOTE_MOST]}; {what}"
 
 

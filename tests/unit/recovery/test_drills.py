@@ -1,0 +1,407 @@
+"""Drills over an engine in memory, with the real workflow and looks that a test writes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from tests.unit.recovery.stage import NOW, Stage, check_report
+from torpor.base.home import Home
+from torpor.base.ids import new_id
+from torpor.db.database import Database
+from torpor.db.drills import DrillRow, DrillRows
+from torpor.errors import GuestUnreachable, InvalidRequest, NotFound
+from torpor.model import DRILL_MARK, SandboxId, SnapshotId, SnapshotInfo
+from torpor.model_drills import DrillId, DrillInfo, DrillSpec, Point, PointName, ScheduleInfo
+from torpor.recovery import dbos_setup
+from torpor.recovery.cron import check_schedule, next_time
+from torpor.recovery.drills import acts
+from torpor.recovery.drills.choose import choose
+from torpor.recovery.drills.look import Findings
+from torpor.recovery.drills.still import SCHEDULERS
+
+NAMES: tuple[PointName, ...] = ("agent", "files", "services", "task", "schedule")
+Said = str | Exception
+
+
+class ScriptedDrillLooker:
+    """Finds what the test wrote for each way of coming back."""
+
+    script: ClassVar[dict[str, Said]] = {}
+    clones: ClassVar[list[Any]] = []
+    held: ClassVar[list[Any]] = []
+    gate: ClassVar[asyncio.Event | None] = None
+    entered: ClassVar[asyncio.Event | None] = None
+
+    def __init__(self, engine: Any, _clock: object) -> None:
+        self._engine = engine
+
+    async def look(self, sandbox_id: SandboxId, spec: DrillSpec, memory: str, **_: Any) -> Findings:
+        self.clones.append(await self._engine.get(sandbox_id))
+        self.held.extend(self._engine.sandboxes[sandbox_id].guest.held_still)
+        if self.entered is not None:
+            self.entered.set()
+        if self.gate is not None:
+            await self.gate.wait()
+        said = self.script.get(memory, "pass")
+        if isinstance(said, Exception):
+            raise said
+        points = tuple(
+            Point(name=name, outcome=said if name == "agent" else "pass", why=f"it is {said}")  # type: ignore[arg-type]
+            for name in NAMES
+        )
+        return Findings(points=points, checks=check_report("pass"), profile="machine")
+
+
+Act = Callable[[Callable[[Stage], Coroutine[Any, Any, None]]], None]
+
+
+@pytest.fixture
+def act(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Act:
+    monkeypatch.setattr(acts, "DrillLooker", ScriptedDrillLooker)
+    monkeypatch.setattr(dbos_setup, "_POLL_S", 0.02)
+    looker = ScriptedDrillLooker
+    for known in (looker.script, looker.clones, looker.held):
+        known.clear()
+    looker.gate = looker.entered = None
+
+    def run(scene: Callable[[Stage], Coroutine[Any, Any, None]]) -> None:
+        async def main() -> None:
+            home = Home(tmp_path / "home")
+            home.prepare()
+            Database.open(home.database).close()
+            stage = Stage(home)
+            await stage.recovery.start()
+            try:
+                await scene(stage)
+            finally:
+                await stage.recovery.aclose()
+                await stage.engine.aclose()
+
+        asyncio.run(main())
+
+    return run
+
+
+async def over(stage: Stage, info: DrillInfo) -> DrillInfo:
+    async with asyncio.timeout(20):
+        while info.is_open:
+            info = await stage.recovery.drills.get(info.id, wait_seconds=5)
+    return info
+
+
+async def evidence(stage: Stage, info: DrillInfo) -> Any:
+    found = await stage.recovery.drills.evidence(info.id)
+    assert found is not None
+    return found
+
+
+def test_a_good_snapshot_is_marked_and_nothing_is_left(act: Act) -> None:
+    async def scene(stage: Stage) -> None:
+        box = await stage.sandbox(network="user", metadata={"agent": "ann"})
+        taken = await stage.engine.snapshot(box.id, label="good")
+        begun = await stage.recovery.drills.begin(taken.id, DrillSpec(author="ann"))
+        assert (begun.choice, begun.verdict) == ("named", None)
+        info = await over(stage, begun)
+        assert info.verdict == "pass", info
+        assert "6 of 6 points pass" in info.sentence
+        clones = ScriptedDrillLooker.clones
+        assert [c.boot_mode for c in clones] == ["restore", "cold"]
+        for clone in clones:
+            assert (clone.network, clone.metadata) == ("none", {DRILL_MARK: info.id})
+            assert clone.agent == clone.id, "the memory of the agent is not its"
+            assert clone.ttl_seconds > 3600
+        assert all(set(SCHEDULERS) <= set(still.units) for still in ScriptedDrillLooker.held)
+        assert all("timers.target" in still.masks for still in ScriptedDrillLooker.held)
+        assert len(ScriptedDrillLooker.held) == 2
+        states = {str(s.info.state) for i, s in stage.engine.sandboxes.items() if i != box.id}
+        assert states == {"deleted"}
+        assert not stage.engine.claims._by_sandbox
+        found = await stage.engine.get_snapshot(taken.id)
+        assert found.protected == ()
+        assert found.good is not None
+        assert found.good.found_by == info.id
+        kept = json.loads((stage.home.drills / f"{info.id}.json").read_text())
+        assert kept == await evidence(stage, info)
+        assert kept["left_behind"] == []
+        assert [b["memory"] for b in kept["boots"]] == ["ram", "cold"]
+        assert all(b["recovery_ms"]["machine"] >= 0 for b in kept["boots"])
+        assert [p["name"] for p in kept["points"]] == ["boots", *NAMES]
+
+    act(scene)
+
+
+@pytest.mark.parametrize(
+    ("script", "verdict", "words"),
+    [
+        ({"cold": "fail"}, "fail", "the agent's process starts? from its disk: it is fail"),
+        ({"ram": "inconclusive"}, "inconclusive", "with its memory: it is inconclusive"),
+        ({"ram": "nothing", "cold": "nothing"}, "pass", "nothing to look at: the agent's process"),
+        ({"cold": GuestUnreachable("it is gone")}, "fail", "the machine boots? from its disk"),
+    ],
+)
+def test_what_was_found_decides(
+    act: Act, script: dict[str, Said], verdict: str, words: str
+) -> None:
+    async def scene(stage: Stage) -> None:
+        ScriptedDrillLooker.script.update(script)
+        box = await stage.sandbox()
+        taken = await stage.engine.snapshot(box.id)
+        await stage.engine.mark_good(taken.id, "chg", "a change was kept")
+        info = await over(stage, await stage.recovery.drills.begin(taken.id, DrillSpec()))
+        assert info.verdict == verdict, info
+        assert words in info.sentence
+        good = (await stage.engine.get_snapshot(taken.id)).good
+        assert (good is None) == (verdict == "fail"), "a snapshot that fails is good no more"
+
+    act(scene)
+
+
+def test_what_cannot_be_tried_is_no_failure(act: Act) -> None:
+    async def scene(stage: Stage) -> None:
+        box = await stage.sandbox()
+        taken = await stage.engine.snapshot(box.id)
+        stage.engine.foreign.add(taken.id)
+        info = await over(stage, await stage.recovery.drills.begin(taken.id, DrillSpec()))
+        assert info.verdict == "inconclusive"
+        assert "another CPU" in info.sentence
+        cold = await stage.recovery.drills.begin(taken.id, DrillSpec(boots=("cold",)))
+        assert (await over(stage, cold)).verdict == "pass"
+
+    act(scene)
+
+
+def test_damaged_files_fail_before_anything_boots(act: Act) -> None:
+    async def scene(stage: Stage) -> None:
+        box = await stage.sandbox()
+        taken = await stage.engine.snapshot(box.id)
+        stage.engine.damaged.update(stage.engine.points[taken.id].layers)
+        info = await over(stage, await stage.recovery.drills.begin(taken.id, DrillSpec()))
+        assert info.verdict == "fail"
+        assert "is damaged" in info.sentence
+        assert ScriptedDrillLooker.clones == []
+
+    act(scene)
+
+
+def test_the_next_daemon_begins_a_way_anew(act: Act) -> None:
+    async def scene(stage: Stage) -> None:
+        ScriptedDrillLooker.gate = asyncio.Event()
+        ScriptedDrillLooker.entered = asyncio.Event()
+        box = await stage.sandbox()
+        taken = await stage.engine.snapshot(box.id)
+        begun = await stage.recovery.drills.begin(taken.id, DrillSpec(boots=("ram",)))
+        await asyncio.wait_for(ScriptedDrillLooker.entered.wait(), 10)
+        assert (await stage.engine.get_snapshot(taken.id)).protected
+        ScriptedDrillLooker.gate.set()
+        ScriptedDrillLooker.gate = None
+        info = await over(stage, begun)
+        assert info.verdict == "pass"
+
+    act(scene)
+
+
+def test_a_daemon_that_dies_in_the_middle(act: Act) -> None:
+    async def scene(stage: Stage) -> None:
+        ScriptedDrillLooker.gate = asyncio.Event()
+        ScriptedDrillLooker.entered = asyncio.Event()
+        box = await stage.sandbox()
+        taken = await stage.engine.snapshot(box.id)
+        begun = await stage.recovery.drills.begin(taken.id, DrillSpec(boots=("ram",)))
+        await asyncio.wait_for(ScriptedDrillLooker.entered.wait(), 10)
+        ScriptedDrillLooker.gate = None
+        await stage.restart()
+        info = await over(stage, begun)
+        assert info.verdict == "pass", info
+        kept = await evidence(stage, info)
+        assert "begun anew" in kept["interrupted"][0]
+        assert kept["left_behind"] == []
+        living = [i for i, s in stage.engine.sandboxes.items() if str(s.info.state) != "deleted"]
+        assert living == [box.id]
+
+    act(scene)
+
+
+def test_a_drill_that_nobody_carries_out_is_ended(act: Act) -> None:
+    async def scene(stage: Stage) -> None:
+        box = await stage.sandbox()
+        taken = await stage.engine.snapshot(box.id)
+        clone = await stage.engine.restore(taken.id, acts.RestoreSpec(network="none"))
+        await stage.engine.protect(taken.id, "drl", "it is tried")
+        rows = DrillRows.attach(stage.home.database)
+        lost = _row(box.id, taken.id)
+        await stage.recovery.aclose()
+        rows.insert(replace(lost, notes={"clones": [clone.id]}))
+        rows.close()
+        await stage.restart()
+        info = await over(stage, lost.info)
+        assert info.verdict == "inconclusive"
+        assert "lost track" in info.sentence
+        assert str((await stage.engine.get(clone.id)).state) == "deleted"
+        assert (await evidence(stage, info))["left_behind"] == []
+
+    act(scene)
+
+
+def _row(sandbox_id: SandboxId, snapshot_id: SnapshotId) -> DrillRow:
+    info = DrillInfo(
+        id=DrillId(new_id("drl")),
+        snapshot_id=snapshot_id,
+        sandbox_id=sandbox_id,
+        choice="named",
+        author="",
+        workspace="default",
+        created_at=NOW,
+        updated_at=NOW,
+        boots=("ram",),
+    )
+    return DrillRow(info, DrillSpec())
+
+
+# ---- bad input ----
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        (DrillSpec(boots=()), "each once"),
+        (DrillSpec(boots=("ram", "ram")), "each once"),
+        (DrillSpec(boots=("warm",)), "'ram' or 'cold'"),  # type: ignore[arg-type]
+        (DrillSpec(limit_seconds=1), "limit_seconds"),
+        (DrillSpec(checks="required:\n  files: {}", checks_source="my.yaml"), "my.yaml:2:3"),
+        (DrillSpec(author="a\nb"), "author"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything(act: Act, spec: DrillSpec, words: str) -> None:
+    async def scene(stage: Stage) -> None:
+        box = await stage.sandbox()
+        taken = await stage.engine.snapshot(box.id)
+        with pytest.raises(InvalidRequest, match=words):
+            await stage.recovery.drills.begin(taken.id, spec)
+        assert await stage.recovery.drills.list() == []
+        assert (await stage.engine.get_snapshot(taken.id)).protected == ()
+
+    act(scene)
+
+
+def test_what_is_not_there(act: Act) -> None:
+    async def scene(stage: Stage) -> None:
+        drills = stage.recovery.drills
+        box = await stage.sandbox()
+        with pytest.raises(NotFound, match="has no snapshot"):
+            await drills.begin(box.id, DrillSpec())
+        for target in (new_id("sbx"), new_id("snap")):
+            with pytest.raises(NotFound):
+                await drills.begin(target, DrillSpec())
+        with pytest.raises(NotFound):
+            await drills.get(new_id("drl"))
+        with pytest.raises(InvalidRequest):
+            await drills.get("drl_x")
+        with pytest.raises(NotFound):
+            await drills.drop_schedule(new_id("sch"))
+
+    act(scene)
+
+
+# ---- in turn, and by the clock ----
+
+
+def test_newest_oldest_and_a_random_one_in_turn(act: Act) -> None:
+    async def scene(stage: Stage) -> None:
+        box = await stage.sandbox()
+        taken = [await stage.engine.snapshot(box.id) for _ in range(3)]
+        await stage.engine.snapshot(box.id, label="failed-chg_0")
+        seen = []
+        for _ in range(4):
+            begun = await stage.recovery.drills.begin(box.id, DrillSpec(boots=("cold",)))
+            info = await over(stage, begun)
+            seen.append((info.choice, info.snapshot_id))
+        assert seen == [
+            ("newest", taken[2].id),
+            ("oldest", taken[0].id),
+            ("random", taken[1].id),
+            ("newest", taken[2].id),
+        ]
+
+    act(scene)
+
+
+def test_one_snapshot_has_all_turns() -> None:
+    only = SnapshotInfo.__new__(SnapshotInfo)
+    for name, value in (("id", "snap_1"), ("created_at", NOW), ("reason", "snapshot")):
+        object.__setattr__(only, name, value)
+    object.__setattr__(only, "label", None)
+    earlier: list[DrillInfo] = []
+    for choice in ("newest", "oldest", "random", "newest"):
+        found = choose(SandboxId("sbx"), [only], earlier)
+        assert found == (only, choice)
+        row = _row(SandboxId("sbx"), only.id)
+        earlier.insert(0, replace(row.info, choice=found[1]))
+
+
+def test_what_was_missed_is_made_up_for_once(act: Act) -> None:
+    async def scene(stage: Stage) -> None:
+        box = await stage.sandbox()
+        await stage.engine.snapshot(box.id)
+        made = await stage.recovery.drills.add_schedule(
+            box.id, DrillSpec(boots=("cold",)), "0 4 * * 1"
+        )
+        assert (made.next_at.weekday(), made.next_at.hour) == (0, 4)
+        assert made.next_at > made.created_at
+        await stage.recovery.aclose()
+        rows = DrillRows.attach(stage.home.database)
+        missed = made.created_at - timedelta(days=60)
+        rows.put_schedule(replace(made, next_at=missed), DrillSpec(boots=("cold",)))
+        rows.close()
+        await stage.restart()
+        drills = stage.recovery.drills
+        async with asyncio.timeout(10):
+            while not (found := await drills.list(box.id)):
+                await asyncio.sleep(0.02)
+        assert (await over(stage, found[0])).verdict == "pass"
+        assert found[0].schedule_id == made.id
+        (now,) = await drills.schedules()
+        assert (now.next_at > made.created_at, now.last_drill) == (True, found[0].id)
+        assert len(await drills.list()) == 1, "once, however often it was missed"
+        assert (await drills.drop_schedule(made.id)).id == made.id
+        assert await drills.schedules() == []
+
+    act(scene)
+
+
+def test_a_schedule_of_what_is_gone_says_so(act: Act) -> None:
+    async def scene(stage: Stage) -> None:
+        box = await stage.sandbox()
+        drills = stage.recovery.drills
+        made = await drills.add_schedule(box.id, DrillSpec(), "*/5 * * * *")
+        await drills._do_due(made.next_at)
+        (now,) = await drills.schedules()
+        assert "has no snapshot" in now.note
+        assert now.next_at > made.next_at
+
+    act(scene)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "every monday", "0 4 * *", "0 4 * * 8", "* * * * * *", "0 4 31 2 *", "x" * 300]
+)
+def test_no_schedule(text: str) -> None:
+    with pytest.raises(InvalidRequest, match="is no schedule"):
+        check_schedule(text, now=NOW)
+
+
+def test_schedules() -> None:
+    assert check_schedule("  0  4 * *   1 ", now=NOW) == "0 4 * * 1"
+    assert next_time("0 4 * * 1", NOW).isoformat() == "2026-11-30T04:00:00+00:00"
+    info = ScheduleInfo(
+        id="sch", schedule="@daily", sandbox_id=SandboxId("s"), snapshot_id=None, workspace="w",
+        author="a", created_at=NOW, next_at=NOW,
+    )  # fmt: skip
+    assert ScheduleInfo.from_json(json.loads(json.dumps(info.to_json()))) == info
