@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -36,11 +37,13 @@ from torpor.model import (
 )
 from torpor.model_changes import ChangeId, ChangeSpec
 from torpor.recovery.changes.feeds import Feed
+from torpor.recovery.checks.clean import masked
 from torpor.sandboxes.port import EnginePort
 
 TAIL_BYTES = 64 << 10
 """Kept of the end of each stream, for the report."""
 CHUNK_BYTES = 32 << 10
+_CUT_MOST = 4096
 SILENT_S = 120.0
 """How long a machine that runs may not answer until the command's end counts as unknown."""
 _RETRY_S = 0.5
@@ -64,7 +67,7 @@ class _Tails:
     def add(self, event: ExecOutput) -> None:
         kept = self.stdout if event.stream == "stdout" else self.stderr
         kept += event.data
-        del kept[:-TAIL_BYTES]
+        del kept[:-TAIL_BYTES]  # what is cut in the midst may be half a secret: see `_tail_of`
         self.next[event.stream] = event.offset + len(event.data)
 
 
@@ -213,6 +216,14 @@ class CommandRun:
             "duration_ms": None if info is None else info.duration_ms,
             "stdout_bytes": self._tails.next["stdout"],
             "stderr_bytes": self._tails.next["stderr"],
-            "stdout_tail": self._tails.stdout.decode("utf-8", "replace"),
-            "stderr_tail": self._tails.stderr.decode("utf-8", "replace"),
+            "stdout_tail": _tail_of(self._tails.stdout),
+            "stderr_tail": _tail_of(self._tails.stderr),
         }
+
+
+def _tail_of(tail: bytes | bytearray) -> str:
+    """Return the end of a stream for the report, which others read: without what looks like a secret."""
+    if len(tail) == TAIL_BYTES:
+        cut = re.search(rb"\s", tail[:_CUT_MOST])
+        tail = tail[cut.end() :] if cut else tail
+    return masked(tail.decode("utf-8", "replace"))

@@ -16,13 +16,17 @@ _SECRETS = (
     re.compile(r"(?i)\b((?:bearer|basic)\s{1,3})([A-Za-z0-9._~+/=-]{8,})"),
     re.compile(r"()\b((?:sk|pk|rk|ghp|gho|ghs|glpat|xox[abp]|AKIA)[-_]?[A-Za-z0-9_-]{12,})"),
     re.compile(r"(://[^/\s:@]{1,64}:)([^/\s@]{1,128})(?=@)"),
+    re.compile(
+        r"()\beyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]*"
+    ),  # a JSON web token
+    re.compile(r"(-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----)[^-]*"),
 )
 _MASK = "[masked]"
 
 
 def clean(text: str, *, most: int = FOUND_CHARS_MOST) -> str:
     """Return one line of `text`: control characters spelled out, secrets masked, the middle left out."""
-    line = " ".join(_masked(text[: most * 4]).split())
+    line = " ".join(masked(text[: most * 4]).split())
     shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
     return shown if len(shown) <= most else f"{shown[: most - 20]} … {len(text)} chars"
 
@@ -30,7 +34,7 @@ def clean(text: str, *, most: int = FOUND_CHARS_MOST) -> str:
 def clean_output(stdout: bytes, stderr: bytes = b"", *, most: int = OUTPUT_CHARS_MOST) -> str:
     """Return the end of what a command wrote as text with lines."""
     parts = [data[-most * 4 :].decode("utf-8", "replace") for data in (stdout, stderr)]
-    text = _masked("\n".join(part.rstrip() for part in parts if part.strip()))
+    text = masked("\n".join(part.rstrip() for part in parts if part.strip()))
     lines = (
         "".join(
             c if c.isprintable() or c == "\t" else c.encode("unicode_escape").decode() for c in line
@@ -41,7 +45,8 @@ def clean_output(stdout: bytes, stderr: bytes = b"", *, most: int = OUTPUT_CHARS
     return shown if len(shown) <= most else f"…{shown[len(shown) - most + 1 :]}"
 
 
-def _masked(text: str) -> str:
+def masked(text: str) -> str:
+    """Return text without what looks like a secret."""
     for pattern in _SECRETS:
         text = pattern.sub(lambda found: f"{found[1]}{_MASK}", text)
     return text
