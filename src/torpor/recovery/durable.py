@@ -30,7 +30,7 @@ from torpor.base.home import Home
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-VERSION = "1"
+VERSION = "2"
 """Raised when the steps of a workflow change: one that an older daemon began is then not gone on with."""
 WORKFLOWS = ("torpor.recovery.changes.workflow", "torpor.recovery.drills.workflow")
 """Modules whose workflows have to be known before the first one is gone on with."""

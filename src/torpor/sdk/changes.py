@@ -15,6 +15,7 @@ from torpor.base.aio import Supervisor, closing, finish
 from torpor.errors import (
     ChangeFailed,
     ChangeRolledBack,
+    Conflict,
     DaemonUnreachable,
     InvalidRequest,
     OperationTimeout,
@@ -201,12 +202,23 @@ class AsyncChange:
         return self
 
     async def confirm(self, *, by: str = "") -> Self:
-        """Keep a change that is on probation, now. Raises `WrongState`, and `Conflict` when it came too late."""
+        """Keep a change that is on probation, and return when it is kept; a look that is under way decides first.
+
+        Raises:
+            WrongState: it is not on probation.
+            Conflict: it came too late.
+        """
         body = {"by": by}
         self._info = ChangeInfo.from_json(
             await self._connection.call("POST", f"{self._path}/confirm", body=body)
         )
+        if self._info.is_open:
+            await self._follow(ENDED)
         await self.refresh()
+        if self.state is not ChangeState.KEPT:
+            raise Conflict(
+                f"it came too late: change {self.id} is {self.state}: {self.why}", change_id=self.id
+            )
         return self
 
     async def rollback(self, why: str = "", *, by: str = "") -> Self:

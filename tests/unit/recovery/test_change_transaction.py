@@ -12,6 +12,7 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from tests.unit.recovery.stage import Act, ScriptedLooker, Stage
+from torpor.db.changes import ChangeRow
 from torpor.errors import (
     Conflict,
     GuestUnreachable,
@@ -24,7 +25,9 @@ from torpor.errors import (
 )
 from torpor.model import RestoreSpec, SandboxState
 from torpor.model_changes import ChangeState
-from torpor.recovery.changes import undoing
+from torpor.recovery.changes import desk, undoing
+from torpor.recovery.changes.acts import Acts
+from torpor.recovery.changes.looks import Look
 
 S = ChangeState
 SCRIPT = ScriptedLooker.script
@@ -163,6 +166,108 @@ def test_a_confirm_ends_the_probation_early(act: Act) -> None:
             await stage.desk.confirm(begun.id)
         with pytest.raises(WrongState, match="over"):
             await stage.desk.reject(begun.id)
+
+    act(scene)
+
+
+def test_a_confirm_that_races_the_deadline_is_in_time_if_the_clock_was_not_read_yet(
+    act: Act, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(stage: Stage) -> None:
+        confirming: list[asyncio.Task[Any]] = []
+        looks_at: list[float] = []
+
+        async def clock(_acts: Acts, row: ChangeRow) -> dict[str, Any]:
+            if not looks_at:  # the first time is when the probation begins
+                looks_at.append(1.0)
+                return {"now": 1.0}
+            confirming.append(asyncio.ensure_future(stage.desk.confirm(row.info.id, by="ann")))
+            await sent.wait()
+            return {"now": 3.0}
+
+        sent, send = asyncio.Event(), stage.desk._send
+
+        async def told(*words: Any) -> None:
+            await send(*words)
+            sent.set()
+
+        async def probation(acts: Acts, row: ChangeRow) -> dict[str, Any]:
+            await acts.advance(row, S.PROBATION, deadline_at=stage.desk._clock.now())
+            return {"deadline": 2.0, "interval": 600.0, "confirm": True}
+
+        monkeypatch.setattr(stage.desk, "_send", told)
+        monkeypatch.setattr(Acts, "step_clock", clock)
+        monkeypatch.setattr(Acts, "step_probation", probation)
+        box = await stage.sandbox()
+        begun = await stage.change(box.id, command="true", probation_seconds=600)
+        ended = await stage.until(begun)
+        assert (ended.state, ended.why) == (S.KEPT, "confirmed by ann")
+        assert (await confirming[0]).state is S.KEPT
+
+    act(scene)
+
+
+def test_a_confirm_during_a_long_look_is_noted_and_the_look_decides(
+    act: Act, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look, looking, over = ScriptedLooker.look, asyncio.Event(), asyncio.Event()
+
+    async def slow(
+        looker: ScriptedLooker, sandbox_id: Any, spec: Any, phase: Any, **more: Any
+    ) -> Look:
+        if phase == "probation":
+            looking.set()
+            await over.wait()
+        return await look(looker, sandbox_id, spec, phase, **more)
+
+    monkeypatch.setattr(ScriptedLooker, "look", slow)
+    monkeypatch.setattr(desk, "ANSWER_S", 0.2)
+
+    async def scene(stage: Stage) -> None:
+        box = await stage.sandbox()
+        begun = await stage.change(
+            box.id, command="true", probation_seconds=600, interval_seconds=1
+        )
+        async with asyncio.timeout(20):
+            await looking.wait()
+        noted = await stage.desk.confirm(begun.id, by="ann")
+        assert noted.state is S.PROBATION
+        over.set()
+        assert (await stage.until(begun)).why == "confirmed by ann"
+
+    act(scene)
+
+
+def test_a_rejection_that_comes_too_late_says_so(act: Act, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(stage: Stage) -> None:
+        box = await stage.sandbox()
+        begun = await stage.change(box.id, command="true", probation_seconds=600)
+        await stage.until(begun, S.PROBATION)
+        send = stage.desk._send
+
+        async def late(row: ChangeRow, word: Any) -> None:
+            await send(row, {"say": "confirm", "by": "ann"})
+            await stage.until(begun)
+            await send(row, word)
+
+        monkeypatch.setattr(stage.desk, "_send", late)
+        with pytest.raises(Conflict, match=r"too late.*confirmed by ann") as caught:
+            await stage.desk.reject(begun.id)
+        assert "torpor rollback" in str(caught.value.hint)
+
+    act(scene)
+
+
+def test_a_report_holds_no_secret_that_a_command_wrote(act: Act) -> None:
+    async def scene(stage: Stage) -> None:
+        box = await stage.sandbox()
+        begun = await stage.change(
+            box.id, command="echo export OPENAI_API_KEY=sk-proj-0123456789abcdef; exit 1"
+        )
+        await stage.until(begun)
+        report = await stage.desk.report(begun.id)
+        assert report["command"]["stdout_tail"] == "export OPENAI_API_KEY=[masked]\n"
+        assert "0123456789abcdef" not in "".join(report["log_lines"])
 
     act(scene)
 

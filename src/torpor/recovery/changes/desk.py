@@ -209,6 +209,9 @@ class ChangeDesk:
     async def confirm(self, change_id: str, *, by: str = "") -> ChangeInfo:
         """Keep a change that is on probation, now.
 
+        While the machine is being looked at, that decides first; a look that takes long is not waited for: the change
+        is then returned as one that is on probation still, and is kept as soon as the look speaks for it.
+
         Raises:
             WrongState: it is not on probation.
             Conflict: it came too late.
@@ -222,7 +225,7 @@ class ChangeDesk:
             )
         await self._send(row, {"say": "confirm", "by": by or "a user"})
         info = await self._settled(row, lambda found: not found.is_open)
-        if info.state is not S.KEPT:
+        if info.state not in (S.KEPT, S.PROBATION):
             raise Conflict(f"change {info.id} is {info.state}: {info.why}", change_id=info.id)
         return info
 
@@ -233,22 +236,27 @@ class ChangeDesk:
 
         Raises:
             WrongState: it is over.
+            Conflict: it came too late: the change was kept.
         """
         row = await self._acts.row(check_change_id(change_id))
         if not row.info.is_open:
             raise WrongState(
                 f"change {row.info.id} is over: it is {row.info.state}",
-                hint=f"to go back to before it: torpor rollback {row.info.sandbox_id} "
-                f"{row.info.snapshot_id} --cold"
-                if row.info.state is S.KEPT
-                else None,
+                hint=_way_back(row.info),
                 state=row.info.state,
             )
         words = f"rejected by {by or 'a user'}" + (f": {why}" if why else "")
         said = words if ending == "rejected" else why
         self._acts.rejection(row.info.id).set()
         await self._send(row, {"say": "reject", "why": said, "ending": ending})
-        return await self._settled(row, lambda found: found.state is not row.info.state)
+        info = await self._settled(row, lambda found: found.state is not row.info.state)
+        if info.state is S.KEPT:
+            raise Conflict(
+                f"it came too late: change {info.id} is kept: {info.why}",
+                hint=_way_back(info),
+                change_id=info.id,
+            )
+        return info
 
     async def done(self, change_id: str) -> ChangeInfo:
         """Say that the client of a block has made its change, so that it is verified.
@@ -331,6 +339,13 @@ class ChangeDesk:
                 log.warning("change %s has no workflow; it is undone", change_id)
                 await self._durable.start(abandon, workflow_id)
                 return
+
+
+def _way_back(info: ChangeInfo) -> str | None:
+    """Return how a change that was kept is undone all the same."""
+    if info.state is not S.KEPT:
+        return None
+    return f"to go back to before it: torpor rollback {info.sandbox_id} {info.snapshot_id} --cold"
 
 
 def _failed(name: str, error: BaseException) -> None:

@@ -130,10 +130,13 @@ class _Change:
         look_at = self.step("clock")["now"] + terms["interval"]
         while True:
             confirmed = self.word("confirm")
+            now = self.step("clock")["now"]
+            is_over = now >= terms["deadline"]
+            if is_over and confirmed is None:
+                confirmed = self.word("confirm")  # said before the clock was read: in time
             if confirmed is not None:
                 return "kept", f"confirmed by {confirmed['by']}"
-            now = self.step("clock")["now"]
-            if now >= terms["deadline"]:
+            if is_over:
                 break
             if now >= look_at:
                 self._look("probation")
