@@ -41,7 +41,7 @@ class Progress:
             )
 
     def _said(self, info: ChangeInfo) -> None:
-        if info.state == self._state:
+        if info.state in (self._state, "idle"):  # what has not begun does nothing
             return
         self._state = info.state
         self._line(f"{info.id}  {info.state.replace('_', ' ')}")

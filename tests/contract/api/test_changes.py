@@ -379,6 +379,7 @@ def test_a_change_on_the_command_line(cli: Cli, sandbox: Sandbox, tmp_path: Path
         cli, "change", "hermes-1", "again", "--run", "echo updated", "--no-inventory"
     )
     assert "verifying" in cli.stderr
+    assert "  idle\n" not in cli.stderr
     assert "required/command:ready" in cli.stderr
     lines = cli("changes").splitlines()
     assert lines[0].split() == ["ID", "SANDBOX", "STATE", "VERDICT", "BY", "AGE", "REASON"]

@@ -137,6 +137,8 @@ def test_every_state_has_words(state: ChangeState, verdict: ChangeVerdict | None
     assert any("torpor confirm" in c for c in commands) is (state is S.PROBATION)
     can_be_undone = state not in ENDED and state is not S.ROLLING_BACK
     assert any("torpor change rollback" in c for c in commands) is can_be_undone
+    told = any(c.startswith("torpor diff snap_") for c in commands)
+    assert told is (state in (S.KEPT, S.ROLLED_BACK)), "one command that says which files"
     assert "checks" not in report["asked"]
 
 

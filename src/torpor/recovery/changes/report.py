@@ -126,7 +126,9 @@ def next_steps(info: ChangeInfo) -> list[dict[str, str]]:
         found.append(
             ("go back to before it, whenever", f"torpor rollback {sandbox} {before} --cold")
         )
-        found.append(("see which files it changed", f"torpor snapshot {sandbox} --label after"))
+        found.append(
+            ("see which files it changed", f"torpor diff {before} $(torpor snapshot {sandbox})")
+        )
         found.append(("free the disk of the way back", f"torpor snapshot rm {before}"))
     if info.state is S.ROLLED_BACK and failed is not None:
         found.append(
