@@ -106,6 +106,7 @@ def test_a_first_file_passes_and_each_damage_is_seen(machine: Sandbox, tmp_path:
         "file:/home/agent/config.yaml", "file:/etc/systemd/system/small-agent.service",
     } <= found, text  # fmt: skip
     assert "process:python3" not in found, "the machine's own agent has that name too"
+    assert "/torpor-" not in text, "our own units are not the user's configuration"
     assert "left out" not in text
     junit = tmp_path / "checks.xml"
     said = cli("check", "run", machine.id, "-c", str(first), "--junit", str(junit), code=0)

@@ -95,7 +95,8 @@ def get(name: Name, as_json: AsJson = False) -> None:
     facts["on_disk"] = format_bytes(info.allocated_bytes)
     facts["used"] = None if info.used_bytes is None else format_bytes(info.used_bytes)
     facts["attached_to"] = _holders(info)
-    facts["created_at"] = f"{info.created_at:%Y-%m-%d %H:%M:%S} UTC, {age(info.created_at)} ago"
+    for name_of, moment in (("created_at", info.created_at), ("used_at", info.used_at)):
+        facts[name_of] = moment and f"{moment:%Y-%m-%d %H:%M:%S} UTC, {age(moment)} ago"
     for key in ("size_bytes", "allocated_bytes", "used_bytes", "holders"):
         del facts[key]
     print_facts(facts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 
 import pytest
@@ -172,7 +173,10 @@ def test_command_line(cli: Cli, tmp_path: Path) -> None:
     assert [v["name"] for v in cli.json("volume", "ls")] == ["data", "more"]
     sandbox = cli("create", "base", "-v", "data:/data", "-v", "more:/more:ro").strip()
     assert f"{sandbox}:/more read-only" in cli("volume", "ls")
-    assert f"{sandbox}:/data" in cli("volume", "get", "data")
+    shown = cli("volume", "get", "data")
+    assert f"{sandbox}:/data" in shown
+    assert re.search(r"^created_at +[-0-9]+ [:0-9]+ UTC, \d+ \w+ ago$", shown, re.MULTILINE)
+    assert re.search(r"^used_at +(-|[-0-9]+ [:0-9]+ UTC, \d+ \w+ ago)$", shown, re.MULTILINE)
     assert cli.json("volume", "get", "data")["holders"][0]["path"] == "/data"
     cli.fails("create", "base", "-v", "data:/data", code=103)
     for wrong in ("data", "data:", "data:data", "data:/d:xx", ":/d"):

@@ -201,7 +201,7 @@ class Walk:
     def _is_config(self, entry: os.DirEntry) -> bool:  # type: ignore[type-arg]
         name = str(entry.name).lower()
         if entry.path.startswith("/etc/systemd/system/"):
-            return name.endswith((".service", ".timer"))
+            return name.endswith((".service", ".timer")) and not name.startswith("torpor")
         if name == ".env":
             return True
         stem, _, _ = name.rpartition(".")
