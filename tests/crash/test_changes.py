@@ -43,8 +43,15 @@ MAKING = [
     "change.verifying",
     "change.verified",
 ]
-KEEPING = ["change.kept"]
-UNDOING = ["change.undoing", "change.saved", "rollback.ended", "change.back", "change.undone"]
+KEEPING = ["change.closed", "change.kept"]
+UNDOING = [
+    "change.undoing",
+    "change.saved",
+    "rollback.ended",
+    "change.back",
+    "change.closed",
+    "change.undone",
+]
 IN_ENGINE = {"rollback.ended"}
 
 

@@ -87,6 +87,7 @@ ELSEWHERE = {
     "change.verifying",
     "change.verified",
     "change.probation",
+    "change.closed",
     "change.kept",
     "change.undoing",
     "change.saved",

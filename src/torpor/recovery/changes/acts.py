@@ -169,6 +169,7 @@ class Acts:
         began = self.clock.now()
         self.step_told(row.info.id, "taking the snapshot to go back to")
         try:
+            await self.files.hold(row.info.id)
             point = await take_point(self.engine, row)
             await self.engine.protect(
                 point.id, row.info.id, f"change {row.info.id} may have to go back to it"
@@ -381,6 +382,7 @@ class Acts:
             return
         row = row.with_info(state=state, ended_at=self.clock.now(), deadline_at=None, **changes)
         row = await self.save(row)
+        reach("change.closed")
         await self.tidy(row)
 
     async def tidy(self, row: ChangeRow) -> None:

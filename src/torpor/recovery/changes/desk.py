@@ -63,6 +63,8 @@ class ChangeDesk:
         rows = await asyncio.to_thread(self._rows.open)
         for row in rows:
             await self._acts.claim(row)
+        for change_id in await self._acts.files.held():
+            await self._let_go(change_id)
         if rows:
             self._supervisor.launch(self._go_on(), name="changes that are open")
 
@@ -310,6 +312,19 @@ class ChangeDesk:
         await self._durable.launch()
         self._is_swept = True
         await self._sweep()
+
+    async def _let_go(self, change_id: ChangeId) -> None:
+        """Finish what a daemon that died in the end of a change did not: nothing is held for one that is over."""
+        row = await asyncio.to_thread(self._rows.get, change_id)
+        if row is not None and row.info.is_open:
+            return
+        try:
+            if row is None:
+                await self._acts.files.remove(change_id)
+            else:
+                await self._acts.tidy(row)
+        except Exception as exc:  # noqa: BLE001 - the next daemon tries again; this one has others to serve
+            _failed(f"change {change_id}", exc)
 
     async def _sweep(self) -> None:
         """See to it that every open change has a workflow; one that has none is undone."""

@@ -10,10 +10,12 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from torpor.base.fsio import make_private_dir, read_json, remove_tree, write_json
+from torpor.base.fsio import fsync_dir, make_private_dir, read_json, remove_tree, write_json
 from torpor.base.home import Home
+from torpor.base.ids import is_id
 from torpor.errors import InvalidRequest, NotFound
 from torpor.guest.port import Guest
 from torpor.model_changes import ChangeId, ChangeSpec
@@ -139,10 +141,30 @@ class Holdings:
 
 
 class HoldingsFiles:
-    """Keeps what machines held before their changes, a file for each change that is open."""
+    """Keeps what machines held before their changes, a folder for each change that holds on to anything."""
 
     def __init__(self, home: Home) -> None:
         self._root = home.changes
+
+    async def hold(self, change_id: ChangeId) -> None:
+        """Note, durably, that a change is about to hold on to something; until `remove`."""
+        await asyncio.to_thread(lambda: fsync_dir(self._folder(change_id).parent))
+
+    async def held(self) -> list[ChangeId]:
+        """Return the changes that hold on to something, or did when a daemon died."""
+        return await asyncio.to_thread(self._held)
+
+    def _held(self) -> list[ChangeId]:
+        try:
+            names = sorted(path.name for path in self._root.iterdir())
+        except FileNotFoundError:
+            return []
+        return [ChangeId(name) for name in names if is_id(name, "chg")]
+
+    def _folder(self, change_id: ChangeId) -> Path:
+        make_private_dir(self._root)
+        make_private_dir(self._root / change_id)
+        return self._root / change_id
 
     async def write(self, change_id: ChangeId, held: Holdings) -> None:
         """Keep it, durably."""
@@ -154,9 +176,7 @@ class HoldingsFiles:
         await asyncio.to_thread(self._write, change_id, body)
 
     def _write(self, change_id: ChangeId, body: Mapping[str, Any]) -> None:
-        make_private_dir(self._root)
-        make_private_dir(self._root / change_id)
-        write_json(self._root / change_id / "before.json", body, mode=0o600)
+        write_json(self._folder(change_id) / "before.json", body, mode=0o600)
 
     async def read(self, change_id: ChangeId, spec: ChangeSpec) -> Holdings | None:
         """Return it; None when nothing was kept. Raises `DataDamaged`."""
