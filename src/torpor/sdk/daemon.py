@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 from torpor.base.fsio import locked, socket_name
 from torpor.base.home import Home
@@ -150,11 +151,23 @@ def _spawn(home: Home, ready_fd: int) -> int:
                 (os.POSIX_SPAWN_OPEN, 1, str(home.daemon_log), log_flags, 0o600),
                 (os.POSIX_SPAWN_DUP2, 1, 2),
                 (os.POSIX_SPAWN_DUP2, ready_fd, child_fd),
+                *((os.POSIX_SPAWN_CLOSE, fd) for fd in _inherited() if fd != child_fd),
             ],
             setsid=True,
         )
     except OSError as exc:
         raise DaemonUnreachable(f"the daemon cannot be started: {exc}") from exc
+
+
+def _inherited() -> list[int]:
+    """Return the files that a child would get beside the three: a lock held by us must not live on in it."""
+    found = [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]
+    inherited = []
+    for fd in found:
+        with contextlib.suppress(OSError):  # the folder's own, or closed meanwhile
+            if fd > 2 and os.get_inheritable(fd):
+                inherited.append(fd)
+    return inherited
 
 
 def _passes(key: str) -> bool:

@@ -87,6 +87,21 @@ def test_a_script_starts_it_and_the_next_uses_it(home: Home) -> None:
     assert not home.socket.exists()
 
 
+def test_it_keeps_no_file_of_who_started_it(home: Home, tmp_path: Path) -> None:
+    """A script's lock, say: `flock` in a shell hands it on."""
+    lock = tmp_path / "lock"
+    with lock.open("w") as file:
+        os.set_inheritable(file.fileno(), True)
+        ensure_daemon(home)
+    (pid,) = pids(home)
+    open_there = []
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            open_there.append(str(entry.readlink()))
+    assert str(home.daemon_log) in open_there, "it can be seen what is open"
+    assert str(lock) not in open_there
+
+
 def test_ten_clients_start_one(home: Home) -> None:
     code = (
         "from torpor import Sandbox, Client; from pathlib import Path; import sys; "
