@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
+from tests.fakes.engine import FakeEngine
+from torpor.base.clock import SystemClock
+from torpor.model import SandboxSpec
 from torpor.model_checks import CheckReport, CheckResult
+from torpor.model_drills import DrillSpec
 from torpor.model_inventory import Entry, Inventory, Section
+from torpor.recovery.drills.look import _Look
 from torpor.recovery.drills.points import (
     Found,
     add_checks,
@@ -223,3 +229,22 @@ def test_a_point_is_kept_as_it_is() -> None:
 
     point = replace(Found().point("agent"), details=("a", "b"))
     assert Point.from_json(point.to_json()) == point
+
+
+def test_a_machines_own_profile_is_read_once() -> None:
+    """A second reading could find another one, or none."""
+    text = "format: 1\nname: mine\ntitle: Mine\nhomes: [/srv/mine]\n"
+
+    async def main() -> None:
+        engine = FakeEngine()
+        box = await engine.create(SandboxSpec(template="base"))
+        engine.sandboxes[box.id].guest.own_profile = text
+        try:
+            async with engine.guest(box.id) as guest:
+                look = _Look(guest, DrillSpec(), "ram", None, SystemClock(), lambda _: None)
+                profile, own = await look._own_profile()
+        finally:
+            await engine.aclose()
+        assert (profile.name, own) == ("mine", text)
+
+    asyncio.run(main())

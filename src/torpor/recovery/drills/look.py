@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from torpor.recovery.checks.baseline import Baseline
     from torpor.recovery.profiles.model import AgentProfile
 
-_OWN_PROFILE = "/etc/torpor/profile.yaml"
-_PROFILE_BYTES = 1 << 20
 _START_UP_S = 240.0
 """How long a machine may take to have started all that it starts."""
 _GRACE_S = 20.0
@@ -164,10 +162,7 @@ class _Look:
         found = await detect(self._guest)
         if found.problem is not None:
             self._notes.append(f"the machine's own profile is not used: {found.problem}"[:500])
-        if not found.is_own:
-            return found.profile, None
-        chunks = [c async for c in self._guest.read(_OWN_PROFILE, limit_bytes=_PROFILE_BYTES)]
-        return found.profile, b"".join(chunks).decode()
+        return found.profile, found.own_text
 
     async def _started(self, probe: GuestProbe) -> None:
         command = "command -v systemctl >/dev/null || exit 0; systemctl is-system-running --wait"
