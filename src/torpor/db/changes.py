@@ -111,18 +111,18 @@ class ChangeRows:
         return [row.info for row in self._rows(query.limit(limit))]
 
     def bad_target(self, sandbox_ids: Iterable[SandboxId], target: str) -> ChangeInfo | None:
-        """Return the newest change of these sandboxes that was rolled back because of this target."""
+        """Return the newest change of these sandboxes that was rolled back because of this target; None: kept since."""
         query = (
             select(change)
             .where(
                 change.c.sandbox_id.in_(list(sandbox_ids)),
                 change.c.target == folded(target),
-                change.c.is_bad_target.is_(True),
+                change.c.is_bad_target.is_(True) | (change.c.state == str(ChangeState.KEPT)),
             )
-            .order_by(change.c.created_at.desc())
+            .order_by(change.c.created_at.desc(), change.c.id.desc())
         )
         found = self._rows(query.limit(1))
-        return found[0].info if found else None
+        return found[0].info if found and found[0].info.state is not ChangeState.KEPT else None
 
     def close(self) -> None:
         """Close the database."""

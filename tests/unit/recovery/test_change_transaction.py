@@ -340,6 +340,22 @@ def test_a_rejection_ends_it_wherever_it_is(act: Act) -> None:
     act(scene)
 
 
+def test_a_target_that_was_kept_at_last_is_bad_no_more(act: Act) -> None:
+    async def scene(stage: Stage) -> None:
+        box = await stage.sandbox()
+        await stage.until(await stage.change(box.id, command="exit 1", target="x 2"))
+        with pytest.raises(Conflict, match="rolled back before"):
+            await stage.change(box.id, command="true", target="x 2")
+        forced = await stage.change(box.id, command="true", target="x 2", force=True)
+        assert (await stage.until(forced)).state is S.KEPT
+        again = await stage.change(box.id, command="exit 1", target="x 2")
+        assert (await stage.until(again)).state is S.ROLLED_BACK
+        with pytest.raises(Conflict, match="rolled back before"):
+            await stage.change(box.id, command="true", target="x 2")
+
+    act(scene)
+
+
 def test_a_bad_target_is_known_to_the_family(act: Act) -> None:
     async def scene(stage: Stage) -> None:
         box = await stage.sandbox()
