@@ -304,6 +304,8 @@ class TemplateInfo:
     default_cwd: str
     env: Mapping[str, str]
     description: str = ""
+    command: tuple[str, ...] = ()
+    """What a container of the image would run (ENTRYPOINT and CMD); a sandbox runs it only when asked to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

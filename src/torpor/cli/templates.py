@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -75,6 +76,7 @@ def show(
         return
     facts = as_dict(info)
     facts["env"] = ", ".join(f"{key}={value}" for key, value in info.env.items()) or None
+    facts["command"] = shlex.join(info.command) or None
     facts["size"] = format_bytes(info.size_bytes)
     facts["created_at"] = f"{info.created_at:%Y-%m-%d %H:%M:%S} UTC, {age(info.created_at)} ago"
     del facts["size_bytes"]
@@ -87,7 +89,7 @@ def build(
         str,
         typer.Argument(
             metavar="NAME|FILE",
-            help="A shipped recipe, or a TOML file; with --rootfs the new template's name.",
+            help="A shipped recipe, or a TOML file; with --rootfs or --image the new template's name.",
         ),
     ],
     rootfs: Annotated[
@@ -96,8 +98,17 @@ def build(
             metavar="TAR", help="Make it of this root file system, as `docker export` writes one."
         ),
     ] = None,
+    image: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH|REF",
+            help="Make it of this container image: an OCI layout, what `docker save` writes, "
+            "or a reference to one in a registry (through skopeo).",
+        ),
+    ] = None,
     disk_gib: Annotated[
-        int | None, typer.Option(min=1, max=4096, help="Size of its disk, with --rootfs.")
+        int | None,
+        typer.Option(min=1, max=4096, help="Size of its disk, with --rootfs or --image."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Build again.")] = False,
     as_json: AsJson = False,
@@ -108,7 +119,12 @@ def build(
     try:
         with build_progress() as progress:
             info = Templates.build(
-                recipe, rootfs=rootfs, disk_gib=disk_gib, force=force, progress=progress
+                recipe,
+                rootfs=rootfs,
+                image=image,
+                disk_gib=disk_gib,
+                force=force,
+                progress=progress,
             )
     except KeyboardInterrupt:
         print("note: the build goes on in the daemon; the same command follows it", file=sys.stderr)

@@ -69,6 +69,7 @@ def template_info(body: Body) -> TemplateInfo:
         default_cwd=body["default_cwd"],
         env=body["env"],
         description=body["description"],
+        command=tuple(body.get("command", ())),
     )
 
 

@@ -36,6 +36,7 @@ class Templates:
         name_or_recipe: str | Path,
         *,
         rootfs: str | Path | None = None,
+        image: str | Path | None = None,
         disk_gib: int | None = None,
         force: bool = False,
         progress: Callable[[BuildEvent], object] | None = None,
@@ -43,7 +44,12 @@ class Templates:
     ) -> TemplateInfo:
         """Build a shipped template by name, or one from a recipe file, and return it."""
         for event in Templates.build_stream(
-            name_or_recipe, rootfs=rootfs, disk_gib=disk_gib, force=force, client=client
+            name_or_recipe,
+            rootfs=rootfs,
+            image=image,
+            disk_gib=disk_gib,
+            force=force,
+            client=client,
         ):
             if progress is not None:
                 progress(event)
@@ -56,6 +62,7 @@ class Templates:
         name_or_recipe: str | Path,
         *,
         rootfs: str | Path | None = None,
+        image: str | Path | None = None,
         disk_gib: int | None = None,
         force: bool = False,
         client: Client | None = None,
@@ -63,6 +70,11 @@ class Templates:
         """Yield the steps of a build as they happen, the finished template with the last."""
         return loop_thread.iterate(
             AsyncTemplates.build_stream(
-                name_or_recipe, rootfs=rootfs, disk_gib=disk_gib, force=force, client=client
+                name_or_recipe,
+                rootfs=rootfs,
+                image=image,
+                disk_gib=disk_gib,
+                force=force,
+                client=client,
             )
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 
@@ -39,6 +40,7 @@ class AsyncTemplates:
         name_or_recipe: str | Path,
         *,
         rootfs: str | Path | None = None,
+        image: str | Path | None = None,
         disk_gib: int | None = None,
         force: bool = False,
         progress: Callable[[BuildEvent], object] | None = None,
@@ -51,21 +53,29 @@ class AsyncTemplates:
 
         Args:
             name_or_recipe: `base`, `agent`, or the path of a TOML file (a `Path`, or text with `/` or `.toml`);
-                with `rootfs` the new template's name.
+                with `rootfs` or `image` the new template's name.
             rootfs: a tar with a root file system that it is made of, on the daemon's host.
-            disk_gib: size of its disk, only with `rootfs`; None: 8.
+            image: a container image that it is made of: the path of an OCI layout (a folder or a tar) or of what
+                `docker save` writes, on the daemon's host; or (text that is no path here) a reference to one in a
+                registry, for which the host needs skopeo.
+            disk_gib: size of its disk, only with `rootfs` or `image`; None: 8.
             force: build again.
             progress: called with each step.
             client: which daemon; None: as the environment says.
 
         Raises:
             NotFound: there is no such recipe.
-            InvalidRequest: the recipe is malformed, or the root file system lacks what a machine needs.
+            InvalidRequest: the recipe or image is malformed, or the root file system lacks what a machine needs.
             BuildFailed: a step failed; facts have the step and the end of its log.
             HostNotReady: a tool is missing on the host.
         """
         steps = AsyncTemplates.build_stream(
-            name_or_recipe, rootfs=rootfs, disk_gib=disk_gib, force=force, client=client
+            name_or_recipe,
+            rootfs=rootfs,
+            image=image,
+            disk_gib=disk_gib,
+            force=force,
+            client=client,
         )
         async with closing(steps) as events:
             async for event in events:
@@ -80,6 +90,7 @@ class AsyncTemplates:
         name_or_recipe: str | Path,
         *,
         rootfs: str | Path | None = None,
+        image: str | Path | None = None,
         disk_gib: int | None = None,
         force: bool = False,
         client: Client | None = None,
@@ -87,11 +98,15 @@ class AsyncTemplates:
         """Yield the steps of a build as they happen, the finished template with the last. Raises as `build`."""
         made = connection(client)
         body: dict[str, object] = {"force": force}
-        if rootfs is None:
+        if rootfs is None and image is None:
             name, value = _source(name_or_recipe)
             body[name] = value
         else:
-            body |= {"name": str(name_or_recipe), "rootfs_path": _absolute(rootfs)}
+            body["name"] = str(name_or_recipe)
+        if rootfs is not None:
+            body["rootfs_path"] = _absolute(rootfs)
+        if image is not None:
+            body["image"] = await asyncio.to_thread(_image, image)
         if disk_gib is not None:
             body["disk_gib"] = disk_gib
         async with (
@@ -113,6 +128,13 @@ def _source(name_or_recipe: str | Path) -> tuple[str, str]:
     ):
         return "recipe_path", _absolute(name_or_recipe)
     return "name", name_or_recipe
+
+
+def _image(image: str | Path) -> str:
+    """Return an absolute path, or a reference as it is: text that looks like no path and is none here."""
+    text = str(image)
+    is_path = isinstance(image, Path) or text.startswith(("/", "./", "../")) or Path(text).exists()
+    return _absolute(text) if is_path else text
 
 
 def _absolute(path: str | Path) -> str:

@@ -312,6 +312,10 @@ class TemplateWire(Wire):
     default_cwd: str
     env: Mapping[str, str]
     description: str
+    command: Annotated[
+        tuple[str, ...],
+        Field(description="What a container of the image would run; started only when asked."),
+    ] = ()
 
     @staticmethod
     def of(info: TemplateInfo) -> TemplateWire:
@@ -330,6 +334,7 @@ class TemplateWire(Wire):
             default_cwd=info.default_cwd,
             env=info.env,
             description=info.description,
+            command=info.command,
         )
 
 
@@ -344,7 +349,8 @@ class BuildRequest(Wire):
     """What POST /v1/templates/build takes: exactly one of `name`, `recipe_path` and `recipe`."""
 
     name: Annotated[
-        str | None, Field(description="A shipped recipe; with `rootfs_path` the template's name.")
+        str | None,
+        Field(description="A shipped recipe; with `rootfs_path` or `image` the template's name."),
     ] = None
     rootfs_path: Annotated[
         str | None,
@@ -353,8 +359,17 @@ class BuildRequest(Wire):
             "`name` is made of."
         ),
     ] = None
+    image: Annotated[
+        str | None,
+        Field(
+            description="A container image that the template `name` is made of: the absolute path, on the daemon's "
+            "host, of an OCI layout (folder or tar) or of what `docker save` writes; or a reference to one in a "
+            "registry, asked for through skopeo."
+        ),
+    ] = None
     disk_gib: Annotated[
-        int | None, Field(ge=1, le=4096, description="Only with `rootfs_path`; null: 8.")
+        int | None,
+        Field(ge=1, le=4096, description="Only with `rootfs_path` or `image`; null: 8."),
     ] = None
     recipe_path: Annotated[
         str | None, Field(description="Absolute path of a recipe file on the daemon's host.")

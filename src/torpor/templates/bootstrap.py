@@ -11,5 +11,5 @@ from torpor.templates.plan import BuildPlan, Step
 
 def bootstrap(plan: BuildPlan, work: Path, out: Path) -> AsyncGenerator[Step, None]:
     """Begin; see `Bootstrapper`."""
-    made_by = debian.bootstrap if plan.recipe.rootfs is None else rootfs.bootstrap
+    made_by = rootfs.bootstrap if plan.recipe.has_tree else debian.bootstrap
     return made_by(plan, work, out)

@@ -168,9 +168,10 @@ class Builder:
             default_user=recipe.default_user,
             default_cwd=recipe.default_cwd,
             env=recipe.env,
+            command=recipe.command,
         )
         cmdline = manifest.CMDLINE
-        if recipe.rootfs is not None:
+        if recipe.has_tree:
             cmdline = f"{cmdline} init={rootfs.INIT}"
         return manifest.template_at(out, info, plan.recipe_digest, cmdline)
 

@@ -167,7 +167,7 @@ def make_cwd(plan: Mapping[str, Any]) -> None:
     """Make the folder that commands start in, and see that the user is there whom they run as."""
     user, cwd = plan["default_user"], Path(plan["default_cwd"])
     rows = [line.split(":")[0] for line in Path("/etc/passwd").read_text().splitlines()]
-    if user not in rows:
+    if user not in rows and not user.isdigit():  # a uid needs no row
         missing(f"the user {user!r} (in /etc/passwd)")
     if not cwd.exists():
         cwd.mkdir(parents=True)

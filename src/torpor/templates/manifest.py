@@ -99,6 +99,7 @@ def write_manifest(folder: Path, template: Template) -> None:
             "default_user": info.default_user,
             "default_cwd": info.default_cwd,
             "env": dict(info.env),
+            **({"command": list(info.command)} if info.command else {}),
             "cmdline": template.cmdline,
             "files": files,
         },
@@ -179,6 +180,7 @@ def read_template(folder: Path) -> Template:
         default_user=fields.text("default_user"),
         default_cwd=fields.text("default_cwd"),
         env={key: str(value) for key, value in fields.table("env").items()},
+        command=fields.texts("command"),
     )
     return template_at(folder, info, fields.text("recipe_digest"), fields.text("cmdline"))
 
@@ -260,6 +262,12 @@ class _Fields:
         if not isinstance(found, dict):
             raise self._wrong(name, "a table")
         return found
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        found = self._value.get(name, [])
+        if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
+            raise self._wrong(name, "a list of texts")
+        return tuple(found)
 
     def time(self, name: str) -> datetime:
         try:

@@ -41,7 +41,7 @@ class BuildPlan:
     """Folder with the guest agent's sources."""
     mirror: Mirror
     kernel: Path | None = None
-    """Folder with the kernel and the initrd for a recipe that has none of its own; only with a `rootfs`."""
+    """Folder with the kernel and the initrd for a recipe that has none of its own; only with a `rootfs` or an `image`."""
 
     @property
     def disk_bytes(self) -> int:
@@ -148,8 +148,9 @@ def digest(recipe: Recipe, agent: Path) -> str:
     hasher = hashlib.sha256()
     plain = json.dumps(as_plain(recipe), sort_keys=True, separators=(",", ":"))
     _add(hasher, f"builder {BUILDER_VERSION}", plain.encode())
-    if recipe.rootfs is not None:
-        _add(hasher, "rootfs", _content(recipe.rootfs))
+    if recipe.has_tree:
+        if recipe.rootfs is not None:
+            _add(hasher, "rootfs", _content(recipe.rootfs))
         for name, path in _tree(_IMAGE_ROOTFS):
             _add(hasher, f"image_rootfs {name}", _content(path))
         _add(hasher, "inside_rootfs", _content(Path(__file__).parent / "inside_rootfs.py"))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import posixpath
 import re
+import shlex
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,9 +20,14 @@ from typing import TypeVar
 from torpor.base.ids import check_name
 from torpor.errors import InvalidRequest, NotFound
 from torpor.templates.fields import Table
+from torpor.templates.oci.image import Settings
+from torpor.templates.oci.registry import check_reference
 
 SHIPPED = Path(__file__).parent / "recipes"
 """Recipes that come with the package."""
+
+COMMAND_FILE = "/opt/torpor/bin/image-command"
+"""A program of the guest that runs what a container of the image would run."""
 
 T = TypeVar("T")
 
@@ -35,7 +41,7 @@ _ENV = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _KEYS = frozenset(
     {
         "name", "description", "base", "suite", "packages", "files", "run", "users",
-        "default_user", "default_cwd", "env", "disk_gib", "ram_mib", "vcpus", "rootfs",
+        "default_user", "default_cwd", "env", "disk_gib", "ram_mib", "vcpus", "rootfs", "image",
     }
 )  # fmt: skip
 
@@ -84,6 +90,17 @@ class Recipe:
     vcpus: int = 1
     rootfs: Path | None = None
     """A tar on the host that the image is made of, instead of Debian's packages."""
+    image: Path | str | None = None
+    """A container image that it is made of: a path on the host, or (text) a reference to one in a registry."""
+    image_identity: str = ""
+    """Of the container image, once it was looked at: see `torpor.templates.oci.image.Settings.identity`."""
+    command: tuple[str, ...] = ()
+    """What a container of the image would run; nothing starts it by itself."""
+
+    @property
+    def has_tree(self) -> bool:
+        """Whether it is made of a root file system from elsewhere, not of Debian's packages."""
+        return self.rootfs is not None or self.image is not None
 
 
 def shipped_names() -> tuple[str, ...]:
@@ -130,8 +147,9 @@ def _load(path: Path, seen: tuple[Path, ...]) -> Recipe:
     table = Table(_read(path), file=path)
     table.only(_KEYS)
     parent_name = table.text("base")
-    if table.text("rootfs") is not None:
-        return _of_rootfs(table, path)
+    for source in ("rootfs", "image"):
+        if table.text(source) is not None:
+            return _of_tree(table, path, source)
     if parent_name is None:
         return _parse(table, path, None)
     at = path.parent / parent_name if _is_path(parent_name) else parent_name
@@ -144,32 +162,57 @@ def _load(path: Path, seen: tuple[Path, ...]) -> Recipe:
     return _parse(table, path, parent)
 
 
-def _of_rootfs(table: Table, path: Path) -> Recipe:
-    """Return the recipe of a template that is made of a root file system."""
-    given = sorted(name for name in ("base", "suite", "packages", "run", "users") if name in table)
+def _of_tree(table: Table, path: Path, source: str) -> Recipe:
+    """Return the recipe of a template that is made of a root file system or a container image."""
+    others = ("base", "suite", "packages", "run", "users", "rootfs", "image")
+    given = sorted(name for name in others if name in table and name != source)
     if given:
         raise table.wrong(
             given[0],
             "given",
-            "not given beside rootfs",
-            hint="what the image is to have, put into it before it is written as a tar",
+            f"not given beside {source}",
+            hint="what the image is to have, put into it before it is written",
         )
     name = _name(table)
-    at = path.parent / (table.text("rootfs") or "")
-    if not at.is_file():
-        raise table.wrong("rootfs", table.text("rootfs"), f"a tar ({at} is not there)")
+    given_text = table.required(source)
+    at = path.parent / given_text
+    is_there = at.is_file() or (source == "image" and at.is_dir())
+    if not is_there and (source == "rootfs" or given_text.startswith(("/", "./", "../"))):
+        raise table.wrong(source, given_text, f"what is there ({at} is not)")
     base = Recipe(name=name)
+    of_image = source == "image"
     return Recipe(
         name=name,
         description=table.text("description") or "",
-        rootfs=at,
+        rootfs=None if of_image else at,
+        image=(at if is_there else check_reference(given_text)) if of_image else None,
         files=_by_key(tuple(_file(t, path) for t in table.tables("files")), "target"),
-        default_user=_match(table, "default_user", _USER, "a user's name") or base.default_user,
-        default_cwd=_guest_path(table, "default_cwd") or base.default_cwd,
+        # what is not given is the image's to say: `with_settings`
+        default_user=_match(table, "default_user", _USER, "a user's name")
+        or ("" if of_image else base.default_user),
+        default_cwd=_guest_path(table, "default_cwd") or ("" if of_image else base.default_cwd),
         env=_env(table),
         disk_gib=table.number("disk_gib", 1, 4096) or base.disk_gib,
         ram_mib=table.number("ram_mib", 128, 1 << 20) or base.ram_mib,
         vcpus=table.number("vcpus", 1, 64) or base.vcpus,
+    )
+
+
+def with_settings(recipe: Recipe, found: Settings) -> Recipe:
+    """Return the recipe of a container image with what the image says, where the recipe does not."""
+    base = Recipe(name=recipe.name)
+    files = recipe.files
+    if found.command:
+        text = f'#!/bin/sh\nexec {shlex.join(found.command)} "$@"\n'
+        files = (*files, RecipeFile(target=COMMAND_FILE, content=text, mode=0o755))
+    return dataclasses.replace(
+        recipe,
+        image_identity=found.identity(),
+        files=files,
+        env={**found.env, **recipe.env},
+        default_user=recipe.default_user or found.user or base.default_user,
+        default_cwd=recipe.default_cwd or found.cwd or base.default_cwd,
+        command=found.command,
     )
 
 
@@ -333,5 +376,9 @@ def as_plain(recipe: Recipe) -> dict[str, object]:
     ]
     if plain.pop("rootfs") is not None:
         plain["rootfs"] = True  # its content is hashed apart
+    del plain["image"]  # where it lies does not count, only its identity
+    for name in ("image_identity", "command"):  # so that other recipes keep their digests
+        if not plain[name]:
+            del plain[name]
     plain["env"] = dict(sorted(recipe.env.items()))
     return plain

@@ -1,4 +1,4 @@
-"""The bootstrapper for recipes with a `rootfs`: the tree comes from a tar, kernel and initrd from another template.
+"""The bootstrapper for recipes with a `rootfs` or an `image`: the tree comes from elsewhere, kernel and initrd from another template.
 
 The tar may be anybody's: nothing of it is run here, in the build; its first program runs in its own machine.
 """
@@ -6,9 +6,11 @@ The tar may be anybody's: nothing of it is run here, in the build; its first pro
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import re
 import shutil
+import threading
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from pathlib import Path
@@ -16,6 +18,8 @@ from pathlib import Path
 from torpor.base.aio import finish
 from torpor.errors import BuildFailed, HostNotReady, InvalidRequest, TorporError
 from torpor.templates import debian, initrd, manifest, namespace
+from torpor.templates.oci import registry
+from torpor.templates.oci.flatten import flatten
 from torpor.templates.plan import BuildPlan, Step
 
 INSIDE = Path(__file__).parent / "inside_rootfs.py"
@@ -46,8 +50,14 @@ async def bootstrap(plan: BuildPlan, work: Path, out: Path) -> AsyncGenerator[St
     await asyncio.to_thread(plan_file.write_text, json.dumps(told))
     disk = out / manifest.DISK
     await asyncio.to_thread(_make_sparse, disk, plan.disk_bytes)
+    tar = plan.recipe.rootfs
+    if plan.recipe.image is not None:
+        said = "fetching the image" if isinstance(plan.recipe.image, str) else "reading the layers"
+        yield Step("unpack", said, 0.0)
+        tar, note = await _flattened(plan, work)
+        yield Step("unpack", note, 0.5)
     commands = (
-        ("unpack", _tar(plan, root)),
+        ("unpack", _tar(tar, root)),
         ("files", [debian.python(), str(INSIDE), str(plan_file), str(root)]),
         ("image", _mke2fs(root, disk)),
     )
@@ -61,6 +71,8 @@ async def bootstrap(plan: BuildPlan, work: Path, out: Path) -> AsyncGenerator[St
                             yield found
                 except TorporError as error:
                     raise _explain(step, plan, error) from error
+            if step == "unpack" and tar != plan.recipe.rootfs and tar is not None:
+                await asyncio.to_thread(tar.unlink)
         for name in (manifest.KERNEL, manifest.INITRD):
             await asyncio.to_thread(shutil.copyfile, kernel / name, out / name)
     finally:
@@ -75,10 +87,36 @@ _SAID = {
 }
 
 
-def _tar(plan: BuildPlan, root: Path) -> list[str]:
+async def _flattened(plan: BuildPlan, work: Path) -> tuple[Path, str]:
+    """Return a tar in `work` with the root file system of the plan's container image, and what to tell of it."""
+    recipe = plan.recipe
+    assert recipe.image is not None
+    is_far = isinstance(recipe.image, str)
+    image = await registry.pull(str(recipe.image), work) if is_far else Path(recipe.image)
+    is_stopped = threading.Event()
+
+    def check() -> None:
+        if is_stopped.is_set():
+            raise BuildFailed("the build was stopped", step="unpack")
+
+    call = functools.partial(flatten, image, recipe.image_identity, work, check=check)
+    thread = asyncio.get_running_loop().run_in_executor(None, call)
+
+    async def ended() -> None:
+        await asyncio.wait([thread])
+        thread.exception()
+
+    try:
+        return await asyncio.shield(thread)
+    finally:
+        is_stopped.set()
+        await finish(ended(), within_s=300)
+
+
+def _tar(tar: Path | None, root: Path) -> list[str]:
     """Return the command that unpacks the tar, compressed or not; GNU tar keeps every name below `root`."""
     return [
-        "tar", "--extract", f"--file={plan.recipe.rootfs}", f"--directory={root}",
+        "tar", "--extract", f"--file={tar}", f"--directory={root}",
         "--numeric-owner", "--preserve-permissions", "--xattrs", "--xattrs-include=security.capability",
         "--exclude=./dev/*", "--exclude=dev/*", "--no-wildcards-match-slash", "--delay-directory-restore",
     ]  # fmt: skip
@@ -106,7 +144,7 @@ def _explain(step: str, plan: BuildPlan, error: TorporError) -> TorporError:
         return InvalidRequest(
             f"the root file system of {plan.recipe.name!r} lacks {found.group(1)}",
             hint="add it where the image is made, for example: apt-get install python3; "
-            "and write the tar with docker export, not docker save",
+            "and give what docker save wrote with --image, not --rootfs",
             step=step,
         )
     if step == "unpack" and isinstance(error, BuildFailed):

@@ -20,6 +20,7 @@ from torpor.templates import manifest, recipe, worklock
 from torpor.templates.bootstrap import bootstrap as real_bootstrap
 from torpor.templates.build import Builder, BuildLog, remove_work, store_lock
 from torpor.templates.manifest import Template
+from torpor.templates.oci import image, registry
 from torpor.templates.plan import Bootstrapper, BuildPlan, make_plan
 from torpor.templates.settle import Booter
 
@@ -123,8 +124,8 @@ class TemplateStore:
             InsufficientResources: the disk is too full; nothing is left.
             BuildFailed: a step failed; nothing is left.
         """
-        plan = await asyncio.to_thread(_plan, name_or_recipe)
-        if plan.recipe.rootfs is not None:
+        plan = await _plan(name_or_recipe)
+        if plan.recipe.has_tree:
             async with aclosing(self._with_kernel(plan)) as found:
                 async for event in found:
                     if isinstance(event, BuildEvent):
@@ -235,8 +236,15 @@ def _in_use(name: str, users: Sequence[str]) -> Conflict:
     )
 
 
-def _plan(name_or_recipe: str | Path) -> BuildPlan:
-    return make_plan(recipe.load(recipe.find(name_or_recipe)))
+async def _plan(name_or_recipe: str | Path) -> BuildPlan:
+    made = await asyncio.to_thread(lambda: recipe.load(recipe.find(name_or_recipe)))
+    if isinstance(made.image, Path):
+        made = recipe.with_settings(
+            made, (await asyncio.to_thread(image.look, made.image)).settings
+        )
+    elif made.image is not None:
+        made = recipe.with_settings(made, await registry.settings(made.image))
+    return await asyncio.to_thread(make_plan, made)
 
 
 def _report(name: str, error: BaseException) -> None:

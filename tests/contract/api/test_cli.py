@@ -302,6 +302,9 @@ def test_templates(cli: Cli, sandbox: str, tmp_path: Path) -> None:
     (tmp_path / "tree.tar").write_bytes(b"")
     made = cli.json("template", "build", "tree", "--rootfs", str(tmp_path / "tree.tar"))
     assert made["name"] == "tree"
+    assert cli.json("template", "build", "ours", "--image", "python:3.12")["name"] == "ours"
+    assert cli.json("template", "build", "dir", "--image", str(tmp_path))["name"] == "dir"
+    cli.fails("template", "build", "x", "--image", "not one!", code=64)
     cli("template", "build", "broken", code=86)
     assert "error: step `run` failed" in cli.stderr
     assert cli("template", "rm", "mine") == "mine\n"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.contract.api.conftest import Rest
-from torpor.server.routes.templates import rootfs_recipe
+from torpor.server.routes.templates import tree_recipe
 from torpor.server.wire import BuildEventWire, BuildRequest, TemplateListWire, TemplateWire
 
 
@@ -46,10 +46,18 @@ def test_build_from_a_recipe(rest: Rest, tmp_path: Path) -> None:
 
 def test_build_from_a_root_file_system(rest: Rest) -> None:
     body = {"name": "tree", "rootfs_path": '/a "quoted"\\path\u00e9.tar', "disk_gib": 4}
-    recipe = tomllib.loads(rootfs_recipe(BuildRequest.model_validate(body)))
+    recipe = tomllib.loads(tree_recipe(BuildRequest.model_validate(body)) or "")
     assert recipe == {"name": "tree", "rootfs": body["rootfs_path"], "disk_gib": 4}
     assert rest.events("POST", "/v1/templates/build", json=body)[-1][0] == "done"
     assert rest.ok("GET", "/v1/templates/tree")["name"] == "tree"
+
+
+def test_build_from_a_container_image(rest: Rest) -> None:
+    body = {"name": "boxed", "image": "docker://registry.test/a:1", "disk_gib": 4}
+    recipe = tomllib.loads(tree_recipe(BuildRequest.model_validate(body)) or "")
+    assert recipe == {"name": "boxed", "image": body["image"], "disk_gib": 4}
+    assert rest.events("POST", "/v1/templates/build", json=body)[-1][0] == "done"
+    assert rest.ok("GET", "/v1/templates/boxed")["command"] == []
 
 
 @pytest.mark.parametrize(
@@ -61,6 +69,10 @@ def test_build_from_a_root_file_system(rest: Rest) -> None:
         {"name": "base", "rootfs_path": "/x.tar"},
         {"name": "x", "disk_gib": 4},
         {"recipe": "x", "rootfs_path": "/x.tar"},
+        {"image": "/x.tar"},
+        {"name": "x", "image": "./x.tar"},
+        {"name": "x", "image": "no image!"},
+        {"name": "x", "image": "/x.tar", "rootfs_path": "/x.tar"},
     ],
 )
 def test_root_file_systems_that_make_no_sense(rest: Rest, body: dict[str, object]) -> None:

@@ -20,6 +20,7 @@ from torpor.server.pages import Cursor, Limit, page_of
 from torpor.server.replies import Reply, Streamed, event_stream, sse
 from torpor.server.routes.deps import EVENTS, FAILURES, Engine, streams
 from torpor.server.wire import BuildEventWire, BuildRequest, TemplateListWire, TemplateWire
+from torpor.templates.oci.registry import check_reference
 from torpor.templates.recipe import shipped_names
 
 router = APIRouter(prefix="/v1/templates", tags=["templates"], responses=FAILURES)
@@ -45,23 +46,29 @@ async def build_template(body: BuildRequest, engine: Engine) -> Streamed:
         raise InvalidRequest("give exactly one of `name`, `recipe_path` and `recipe`")
     if body.recipe_path is not None and not Path(body.recipe_path).is_absolute():
         raise InvalidRequest(f"recipe_path {body.recipe_path!r} is not absolute")
-    await asyncio.to_thread(_check_rootfs, body)
+    await asyncio.to_thread(_check_tree, body)
     return await event_stream(_build(engine, body), first_within_s=2.0)
 
 
-def _check_rootfs(body: BuildRequest) -> None:
-    if body.rootfs_path is None:
+def _check_tree(body: BuildRequest) -> None:
+    given = [key for key in ("rootfs_path", "image") if getattr(body, key) is not None]
+    if not given:
         if body.disk_gib is not None:
             raise InvalidRequest(
-                "disk_gib needs rootfs_path beside it", hint="a recipe has its own"
+                "disk_gib needs rootfs_path or image beside it", hint="a recipe has its own"
             )
         return
+    if len(given) > 1:
+        raise InvalidRequest("give rootfs_path or image, not both")
     if body.name is None:
-        raise InvalidRequest("rootfs_path needs name beside it: what the template is called")
+        raise InvalidRequest(f"{given[0]} needs name beside it: what the template is called")
     check_name(body.name, "template")
     if body.name in shipped_names():
         raise InvalidRequest(f"{body.name!r} is a shipped recipe's name", hint="choose another")
-    if not Path(body.rootfs_path).is_absolute():
+    if body.image is not None:
+        if not Path(body.image).is_absolute():
+            check_reference(body.image)
+    elif body.rootfs_path is not None and not Path(body.rootfs_path).is_absolute():
         raise InvalidRequest(f"rootfs_path {body.rootfs_path!r} is not absolute")
 
 
@@ -76,9 +83,18 @@ async def _build(engine: EnginePort, body: BuildRequest) -> AsyncGenerator[bytes
             )
 
 
-def rootfs_recipe(body: BuildRequest) -> str:
-    """Return the recipe for a root file system; TOML writes strings as JSON does."""
-    lines = [f"name = {json.dumps(body.name)}", f"rootfs = {json.dumps(body.rootfs_path)}"]
+def tree_recipe(body: BuildRequest) -> str | None:
+    """Return the recipe for a root file system or an image; None: neither is asked for.
+
+    TOML writes strings as JSON does.
+    """
+    lines = [f"name = {json.dumps(body.name)}"]
+    if body.rootfs_path is not None:
+        lines.append(f"rootfs = {json.dumps(body.rootfs_path)}")
+    elif body.image is not None:
+        lines.append(f"image = {json.dumps(body.image)}")
+    else:
+        return None
     if body.disk_gib is not None:
         lines.append(f"disk_gib = {body.disk_gib}")
     return "\n".join(lines) + "\n"
@@ -87,7 +103,7 @@ def rootfs_recipe(body: BuildRequest) -> str:
 @contextlib.asynccontextmanager
 async def _source(body: BuildRequest) -> AsyncIterator[str | Path]:
     """Enter with what to build; a recipe that came as text is in a file while the context lasts."""
-    text = rootfs_recipe(body) if body.rootfs_path is not None else body.recipe
+    text = tree_recipe(body) or body.recipe
     if text is None:
         yield Path(body.recipe_path) if body.recipe_path is not None else body.name or ""
         return
