@@ -79,6 +79,7 @@ from torpor.sandboxes.memory_relay import MemoryRelay, quota_of
 from torpor.sandboxes.merging import Merger
 from torpor.sandboxes.missing import no_sandbox
 from torpor.sandboxes.parts import ConnectGuest, Parts, TakeInventory
+from torpor.sandboxes.presence import check_files
 from torpor.sandboxes.protect import Protections
 from torpor.sandboxes.quota import Quota
 from torpor.sandboxes.recover import recover
@@ -317,6 +318,7 @@ class Engine:
         row = self._row_of(origin, spec)
         info = row.info
         with self._parts.pins.held(origin.info.id, *origin.layer_ids):
+            await check_files(self._parts, origin, (), devices=False)
             if not info.is_clone_of_drill:
                 await self._moves.intend_new(
                     info,

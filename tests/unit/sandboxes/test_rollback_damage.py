@@ -1,4 +1,4 @@
-"""A rollback to a snapshot that is not whole any more: the machine that runs is not ended for it."""
+"""Going back to a snapshot that is not whole any more: no machine is ended for it, and none is left."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tests.unit.sandboxes.world import Play, World
 from torpor.errors import DataDamaged
 from torpor.layers.manifest import Manifest
-from torpor.model import MemoryChoice, SandboxState
+from torpor.model import MemoryChoice, RestoreSpec, SandboxFilter, SandboxState
 
 S = SandboxState
 
@@ -55,5 +55,26 @@ def test_a_cold_rollback_needs_no_devices(play: Play) -> None:
         snap = await world.engine.snapshot(info.id)
         world.engine._parts.layers.devices(snap.id).unlink()
         assert (await world.engine.rollback(info.id, snap.id, memory="cold")).state is S.RUNNING
+
+    play(scene)
+
+
+@pytest.mark.parametrize("harm", ["gone", "cut"])
+def test_a_restore_or_fork_of_what_is_damaged_leaves_nothing(play: Play, harm: str) -> None:
+    async def scene(world: World) -> None:
+        info = await world.create()
+        snap = await world.engine.snapshot(info.id)
+        name, path = _file(world, world.engine._parts.layers.get(snap.id), "disk")
+        data = path.read_bytes()
+        path.unlink()
+        if harm == "cut":
+            path.write_bytes(data + b"x")
+        with pytest.raises(DataDamaged, match=f"{name}: it "):
+            await world.engine.restore(snap.id, RestoreSpec(allow_cold=True))
+        forks = await world.engine.fork(snap.id, RestoreSpec(), count=2)
+        assert [type(fork) for fork in forks] == [DataDamaged, DataDamaged]
+        there = await world.engine.list(SandboxFilter())
+        assert [found.id for found in there.items] == [info.id], "no failed ones are left"
+        assert there.items[0].state is S.RUNNING
 
     play(scene)
