@@ -79,7 +79,7 @@ def find_source(text: str) -> str:
     if "@" in text or text.startswith("snap"):
         return find_snapshot(text).id
     try:
-        sandbox = find(text).id
+        sandbox = find(text)
     except NotFound:
         if text.startswith("sbx_"):
             raise
@@ -90,8 +90,10 @@ def find_source(text: str) -> str:
                 hint="`torpor ls` and `torpor snapshots` list them",
             ) from None
         return find_snapshot(text).id
-    if not is_id(text, "sbx") and not text.startswith("sbx") and matching(text):
+    if is_id(text, "sbx") or sandbox.info.metadata.get("name") == text:
+        return sandbox.id  # a name wins over the beginning of an id
+    if not text.startswith("sbx") and matching(text):
         raise InvalidRequest(
             f"{text!r} can be a sandbox or a snapshot", hint="begin it with sbx_ or snap_"
         )
-    return sandbox
+    return sandbox.id

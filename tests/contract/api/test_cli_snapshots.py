@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -86,6 +87,12 @@ def test_showing(cli: Cli, sandbox: str, snapshot: str) -> None:
     assert "can be any of" in cli.fails("snapshot", "show", "snap_", code=64)
     for nothing in (f"{sandbox}@other", "@first one", "zzzz", "", "snap_00000000000000000000"):
         cli.fails("snapshot", "show", nothing, code=66)
+
+
+def test_a_name_wins_over_the_beginning_of_a_snapshots_id(cli: Cli, snapshot: str) -> None:
+    named = cli("create", "--name", snapshot[5:10]).strip()
+    (fork,) = cli.json("fork", snapshot[5:10])
+    assert named in json.dumps(fork), fork
 
 
 def test_verifying(cli: Cli, snapshot: str, server: ServerThread) -> None:
