@@ -12,6 +12,7 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from tests.unit.recovery.stage import Act, ScriptedLooker, Stage
+from torpor.base.clock import SystemClock
 from torpor.db.changes import ChangeRow
 from torpor.errors import (
     Conflict,
@@ -166,6 +167,24 @@ def test_a_confirm_ends_the_probation_early(act: Act) -> None:
             await stage.desk.confirm(begun.id)
         with pytest.raises(WrongState, match="over"):
             await stage.desk.reject(begun.id)
+
+    act(scene)
+
+
+def test_a_clock_that_is_set_ends_no_probation(act: Act, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(stage: Stage) -> None:
+        box = await stage.sandbox()
+        begun = await stage.change(
+            box.id, command="true", probation_seconds=600, interval_seconds=1
+        )
+        await stage.until(begun, S.PROBATION)
+        there = SystemClock.now
+        monkeypatch.setattr(SystemClock, "now", lambda self: there(self) + timedelta(hours=2))
+        async with asyncio.timeout(20):
+            while ScriptedLooker.asked.count("probation") < 2:
+                await asyncio.sleep(0.05)
+        kept = await stage.desk.confirm(begun.id, by="ann")
+        assert (kept.state, kept.why) == (S.KEPT, "confirmed by ann")
 
     act(scene)
 

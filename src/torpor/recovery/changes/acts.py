@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from torpor.base.clock import Clock
@@ -59,6 +59,14 @@ class Acts:
     rejections: dict[ChangeId, asyncio.Event] = field(default_factory=dict)
     leases: dict[ChangeId, float] = field(default_factory=dict)
     """When a block's client must have been heard of again, in the loop's time."""
+    _offset_s: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._offset_s = self.clock.now().timestamp() - self.clock.monotonic_s()
+
+    def steady(self) -> datetime:
+        """Return the time of day as if nobody had set the clock since the daemon began: a jump ends no probation."""
+        return datetime.fromtimestamp(self._offset_s + self.clock.monotonic_s(), UTC)
 
     async def call(self, name: str, change_id: ChangeId, *args: Any) -> dict[str, Any]:
         """Do a step; `{"gone": true}` when the sandbox was deleted."""
@@ -277,7 +285,7 @@ class Acts:
         spec = row.spec
         deadline = row.info.deadline_at
         if deadline is None:
-            deadline = self.clock.now() + timedelta(seconds=spec.probation_seconds)
+            deadline = self.steady() + timedelta(seconds=spec.probation_seconds)
         row = await self.advance(
             row, S.PROBATION, deadline_at=deadline, require_confirm=spec.require_confirm
         )
@@ -290,10 +298,10 @@ class Acts:
         }
 
     async def step_clock(self, row: ChangeRow) -> dict[str, Any]:
-        """Return the time of day."""
+        """Return the time of day, which no jump of the host's clock moves."""
         if await self._is_gone(row):
             raise Gone
-        return {"now": self.clock.now().timestamp()}
+        return {"now": self.steady().timestamp()}
 
     # ---- the ends ----
 
