@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Protocol
 
 from torpor.base import proc
 from torpor.base.ids import new_id
-from torpor.errors import BuildFailed, GuestFailed, OperationTimeout, VmmFailed
+from torpor.errors import BuildFailed, GuestFailed, GuestUnreachable, OperationTimeout, VmmFailed
 from torpor.guest.port import Guest
 from torpor.model import ExecEnded, ExecId, ExecInfo, ExecOutput, ExecSpec
 from torpor.templates.debian import find_tool
@@ -66,7 +67,9 @@ async def settle(boot: Booter, image: Template, work: Path) -> AsyncGenerator[St
             yield Step("settle", note, 0.6)
             await guest.settle(timeout_s=_SETTLE_S)
             yield Step("settle", "shutting down", 0.8)
-            await guest.shutdown()
+            # who powers off may end the agent before it has answered; on leaving, the machine must be off
+            with contextlib.suppress(GuestUnreachable):
+                await guest.shutdown()
     except (VmmFailed, GuestFailed, OperationTimeout) as exc:
         raise BuildFailed(
             f"the new image did not boot and settle: {exc.message}",

@@ -19,6 +19,7 @@ from torpor.errors import (
     BuildFailed,
     Conflict,
     DataDamaged,
+    GuestUnreachable,
     InsufficientResources,
     InvalidRequest,
     NotFound,
@@ -111,6 +112,17 @@ async def test_the_age_of_a_template_counts_from_when_it_is_there(home: Home, ow
     assert info is not None
     assert info.created_at == clock.now() > T0
     assert store.get("own").info.created_at == info.created_at
+
+
+async def test_an_agent_that_ends_with_its_machine_need_not_answer(home: Home, own: Path) -> None:
+    class CutGuest(FakeGuest):
+        async def shutdown(self) -> None:
+            raise GuestUnreachable("the guest channel was cut")
+
+    store = TemplateStore(home, FakeBooter(CutGuest()), bootstrap=FakeBootstrap())
+    info = (await events_of(store.build(own)))[-1].template
+    assert info is not None
+    assert store.get("own").info == info
 
 
 async def test_second_build_is_returned_at_once(home: Home, own: Path) -> None:
