@@ -82,7 +82,9 @@ class Connection(H11Protocol):
             return
         if not self.is_idle or self.transport.is_closing():
             self._expect_nothing()
-            if self._interim_due is None and is_compat(self.scope):
+            # what closes has been refused, and what was no HTTP has no scope
+            is_open = not self.transport.is_closing()
+            if is_open and self._interim_due is None and is_compat(self.scope):
                 self._interim_due = self.loop.call_later(INTERIM_S, self._say_interim)
         elif self._head_due is None:
             self._expect_head()

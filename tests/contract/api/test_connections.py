@@ -74,13 +74,16 @@ def works(tcp: Tcp, token: str) -> bool:
         b"GET /" + b"x" * (limits.HEAD_LIMIT_BYTES + 10),
     ],
 )
-def test_what_is_not_http(tcp: Tcp, token: str, data: bytes) -> None:
+def test_what_is_not_http(
+    tcp: Tcp, token: str, data: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     with connect(tcp) as sock:
         sock.sendall(data)
         answer = all_of(sock)
         assert answer.startswith(b"HTTP/1.1 400 ")
         assert flat(answer)["code"] == "request.invalid"
     assert works(tcp, token)
+    assert "Fatal error" not in caplog.text, "a stranger can fill the log with tracebacks"
 
 
 def test_a_head_that_trickles(tcp: Tcp, token: str, monkeypatch: pytest.MonkeyPatch) -> None:
