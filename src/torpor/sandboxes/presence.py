@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterable
 
 from torpor.errors import DataDamaged
 from torpor.layers.manifest import LayerRef, Manifest, VolumePoint
+from torpor.layers.seal import seal_again
 from torpor.layers.store import LayerStore
 from torpor.layers.verify import misfit_of
 from torpor.sandboxes.parts import Parts
@@ -17,7 +19,8 @@ async def check_files(
 ) -> None:
     """Raise `DataDamaged`, with its name, when a file has gone or has another size than it was written with.
 
-    Contents are not read. Whether the RAM is there shows when its image is made.
+    Contents are not read. Whether the RAM is there shows when its image is made. A file that only lost its owner or
+    mode is sealed again, so that the machine can read it.
 
     Args:
         parts: the rooms below.
@@ -41,3 +44,6 @@ def _check(store: LayerStore, manifest: Manifest, disks: Iterable[LayerRef], dev
                 hint=f"see what else is damaged: torpor snapshot verify {manifest.info.id}",
                 snapshot_id=manifest.info.id,
             )
+        seal_again(path)
+    with contextlib.suppress(FileNotFoundError):  # they need not be there
+        seal_again(store.devices(manifest.info.id))

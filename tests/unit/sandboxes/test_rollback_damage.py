@@ -78,3 +78,25 @@ def test_a_restore_or_fork_of_what_is_damaged_leaves_nothing(play: Play, harm: s
         assert there.items[0].state is S.RUNNING
 
     play(scene)
+
+
+def test_a_layer_whose_mode_was_lost_is_sealed_again(play: Play) -> None:
+    """By a copy of the home that keeps no modes, say: no machine could read it."""
+
+    async def scene(world: World) -> None:
+        info = await world.create()
+        snap = await world.engine.snapshot(info.id)
+        manifest = world.engine._parts.layers.get(snap.id)
+        paths = [_file(world, manifest, what)[1] for what in ("disk", "devices")]
+        sealed = [path.stat() for path in paths]
+        for how in ("rollback", "restore"):
+            for path in paths:
+                path.chmod(0o600)
+            if how == "rollback":
+                await world.engine.rollback(info.id, snap.id)
+            else:
+                await world.engine.restore(snap.id, RestoreSpec())
+            for path, before in zip(paths, sealed, strict=True):
+                assert path.stat()[:6] == before[:6], how
+
+    play(scene)
