@@ -80,6 +80,7 @@ def test_limits_and_interrupts_keep_what_was_set(python: Context) -> None:
 
 
 def test_it_goes_along_with_forks_sleeps_and_rollbacks(sandbox: Sandbox, python: Context) -> None:
+    sandbox.run_code("true", language="bash")
     bash = sandbox.contexts.get("ctx_default_bash")
     bash.run("RANDOM=7; : $RANDOM")
     python.run("before = 'kept'; random.seed(7); numpy.random.seed(7)")

@@ -12,6 +12,7 @@ import pytest
 from tests.unit.sandboxes.world import Play, World, play
 from torpor import AsyncSandbox, AsyncSnapshot
 from torpor.access import open_access
+from torpor.databases.desk import open_databases
 from torpor.errors import Conflict, InvalidRequest, NotFound, TorporError
 from torpor.model import SandboxState, TemplateInfo
 from torpor.recovery.desk import Recovery
@@ -40,13 +41,16 @@ def serve(play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callab
             listener = listen_unix(world.home.socket)
             access = open_access(world.home)
             recovery = Recovery(world.home, world.engine)
+            databases = open_databases(world.home, world.engine)
+            await databases.start()
             try:
                 async with (
-                    serving_app(world.engine, access, recovery) as app,
+                    serving_app(world.engine, access, recovery, databases) as app,
                     listening(app, listener, UnixDoor()),
                 ):
                     await scene(world)
             finally:
+                await databases.aclose()
                 await recovery.aclose()
                 access.close()
 
