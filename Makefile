@@ -21,8 +21,8 @@ demo: install ## Run the main job on this repository, or on SOURCE=folder
 
 test: ## Run the whole test suite (real machines included); PYTEST_ARGS=... for pytest
 	@scripts/bootstrap --dev
-	@# real machines in one process, the rest beside them
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup $(PYTEST_ARGS)
+	@# two processes, a file in one; each boots its machines in a home of its own
+	@$(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
 
 check: lint unit ## Run format, lint, import contracts, types, spelling and unit tests
 

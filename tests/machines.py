@@ -25,7 +25,6 @@ def mark_vm(items: list[pytest.Item], place: str) -> None:
         if place in str(item.path):
             item.add_marker(pytest.mark.vm)
             item.add_marker(pytest.mark.timeout(900))
-            item.add_marker(pytest.mark.xdist_group("vm"))  # one home, one machine at a time
 
 
 @pytest.fixture(scope="session")
