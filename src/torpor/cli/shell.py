@@ -82,7 +82,7 @@ def run(
         from torpor.sdk.sandbox import AsyncSandbox
 
         pty = AsyncSandbox.handle(sandbox_id).pty
-        size = shutil.get_terminal_size()
+        size = _window()
         if attach is None:
             terminal = await pty.create(
                 columns=size.columns,
@@ -99,6 +99,16 @@ def run(
         return await _Session(terminal, sandbox_id).run()
 
     return asyncio.run(work())
+
+
+def _window() -> os.terminal_size:
+    """Return the window's size as the terminal says it; COLUMNS and LINES may be those of another time."""
+    for fd in (1, 0, 2):
+        with contextlib.suppress(OSError):
+            size = os.get_terminal_size(fd)
+            if size.columns and size.lines:
+                return size
+    return shutil.get_terminal_size()
 
 
 class _Session:
@@ -172,7 +182,7 @@ class _Session:
         while True:
             await self._size_changed.wait()
             self._size_changed.clear()
-            size = shutil.get_terminal_size()
+            size = _window()
             with contextlib.suppress(TorporError):
                 await self._terminal.resize(size.columns, size.lines)
 

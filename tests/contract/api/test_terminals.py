@@ -335,7 +335,7 @@ class Person:
             stdout=theirs,
             stderr=theirs,
             start_new_session=True,
-            env={**os.environ, "TERM": "dumb"},
+            env={**os.environ, "TERM": "dumb", "COLUMNS": "80", "LINES": "24"},  # not the window's
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
         )
         self.text = b""
