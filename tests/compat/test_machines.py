@@ -150,17 +150,17 @@ def test_snapshot_restore_and_fork_keep_the_ram(panda: pandastack.Client, machin
 
 
 def test_explore(panda: pandastack.Client, machine: Sandbox) -> None:
-    machine.exec("mkdir -p /work", check=True)
+    machine.exec("mkdir -p /app", check=True)
     before = {s.id for s in panda.sandboxes.list()}
     result = machine.explore(
-        ["exit 3", "echo PASS; echo new >/work/answer"],
+        ["exit 3", "echo PASS; echo new >/app/answer"],
         score_fn=lambda _sandbox, outcome: float("PASS" in outcome.stdout_tail),
         max_concurrency=2,
     )
     try:
         assert result.winner is not None
         assert result.winner_outcome is not None
-        assert "/work/answer" in result.winner_outcome.files_changed
+        assert "/app/answer" in result.winner_outcome.files_changed
         assert result.tree_id == result.winner.metadata["fork_tree_id"]
         assert result.errors == []
         assert result.reap_failures == {}
