@@ -209,7 +209,8 @@ class Gate:
             for name, value in scope["headers"]
             if name in (b"content-length", b"transfer-encoding")
         }
-        if not found or found.get(b"content-length") == b"0":
+        # chunks count before a length, also before a length of 0
+        if b"transfer-encoding" not in found and found.get(b"content-length", b"0") == b"0":
             return receive
         limit = limits.body_limit(scope["method"], scope["path"])
         if limit is None:

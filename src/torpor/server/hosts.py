@@ -40,7 +40,7 @@ class Hosts:
                 f"this daemon does not answer to the name {name[:80]!r}",
                 hint="use its address, or start it with --allow-host NAME",
             )
-        if origin is not None and urlsplit(_text(origin)).netloc.lower() != _text(host).lower():
+        if origin is not None and not is_origin_of(origin, host):
             raise NotAllowed(
                 "web pages from elsewhere may not ask this daemon", hint="ask it from a program"
             )
@@ -57,6 +57,14 @@ class Hosts:
         except ValueError:
             return False
         return True
+
+
+def is_origin_of(origin: bytes, host: bytes) -> bool:
+    """Return whether a page that came from `host` says `origin`; one that is no URL is from elsewhere."""
+    try:
+        return urlsplit(_text(origin)).netloc.lower() == _text(host).strip().lower()
+    except ValueError:
+        return False
 
 
 def _text(raw: bytes) -> str:

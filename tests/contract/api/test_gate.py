@@ -152,9 +152,10 @@ def test_names_that_are_ours(tcp: Tcp, token: str, host: str) -> None:
 
 
 def test_web_pages_from_elsewhere(tcp: Tcp, token: str) -> None:
-    headers = {**bearer(token), "origin": "https://evil.example"}
-    reply = httpx.get(f"{tcp.url}/v1/me", headers=headers)
-    assert reply.status_code == 403
+    for origin in ("https://evil.example", "http://[::1", "null"):
+        headers = {**bearer(token), "origin": origin}
+        reply = httpx.get(f"{tcp.url}/v1/me", headers=headers)
+        assert reply.status_code == 403
     asked = httpx.options(
         f"{tcp.url}/v1/sandboxes",
         headers={"origin": tcp.url, "access-control-request-method": "POST"},
@@ -228,6 +229,17 @@ def test_bodies_over_the_limit(rest: Rest) -> None:
         for body in (content(limit), b" " * (limit + 1)):
             rest.fails("POST", path, 413, "request.limit_exceeded", content=body, headers=headers)
     assert rest.ok("GET", "/v1/health")["status"] == "ok"
+
+
+def test_a_length_of_0_hides_no_body_in_chunks(rest: Rest) -> None:
+    def content() -> Iterator[bytes]:
+        for _ in range(3):
+            yield b" " * (1 << 20)
+
+    headers = {"content-type": "application/json", "content-length": "0"}
+    headers["transfer-encoding"] = "chunked"
+    path = f"/v1/sandboxes/{rest.create()}/promote"
+    rest.fails("POST", path, 413, "request.limit_exceeded", content=content(), headers=headers)
 
 
 def test_bodies_just_below_the_limit_in_pieces(rest: Rest) -> None:
