@@ -46,7 +46,13 @@ class App(BaseHTTPRequestHandler):
                 b"cookies",
                 ("Set-Cookie", "theirs=1; Domain=localhost; Path=/"),
                 ("Set-Cookie", "torpor_preview=forged"),
+                ("Set-Cookie", "=torpor_preview=forged; path=/"),
+                ("Set-Cookie", "spaced=1; Domain =localhost;\tdomain\t; Path=/"),
             )
+        elif self.path.startswith("/status"):
+            self.send_response(int(self.path.rpartition("/")[2]))
+            self.end_headers()
+            self.close_connection = True
         elif self.path.startswith("/flood"):
             self.send_response(200)
             self.send_header("Content-Length", str(1 << 40))
@@ -463,8 +469,12 @@ def test_a_browser_is_sent_on_so_that_the_link_is_not_in_its_bar(preview: Previe
     assert reply.headers["location"] == "/x?y=1"
     assert reply.headers["referrer-policy"] == "no-referrer"
     assert "torpor_preview=" in reply.headers["set-cookie"]
-    evil = preview.get("//evil.example/" + path[2:], sec_fetch_mode="navigate")
-    assert not evil.headers.get("location", "/").startswith("//")
+    for elsewhere in ("//evil.example/", "/\\evil.example/", "\\/evil.example/"):
+        with socket.create_connection(("127.0.0.1", int(preview.tcp.url.rpartition(":")[2]))) as link:
+            head = f"GET {elsewhere}{path[2:]} HTTP/1.1\r\nHost: {preview.name}\r\n"
+            link.sendall(f"{head}Sec-Fetch-Mode: navigate\r\nConnection: close\r\n\r\n".encode())
+            answer = link.makefile("rb").read()
+        assert b"\r\nlocation: /evil.example/" in answer
 
 
 def test_a_token_opens_it_too_and_never_reaches_the_machine(preview: Preview) -> None:
@@ -535,6 +545,7 @@ def test_other_pages_cannot_use_the_cookie(preview: Preview) -> None:
         {"origin": "http://evil.example"},
         {"origin": "null"},
         {"origin": f"http://9{preview.name}"},
+        {"origin": "http://[::1"},
         {"sec_fetch_site": "same-site", "sec_fetch_mode": "no-cors"},
         {"sec_fetch_site": "cross-site", "sec_fetch_mode": "cors"},
     ):
@@ -554,7 +565,22 @@ def test_bodies_and_methods_go_through(preview: Preview) -> None:
 
 def test_cookies_of_the_program_stay_with_its_name(preview: Preview) -> None:
     reply = preview.get("/cookies", x_torpor_token=preview.token)
-    assert reply.headers.get_list("set-cookie") == ["theirs=1; Path=/"]
+    assert reply.headers.get_list("set-cookie") == ["theirs=1; Path=/", "spaced=1; Path=/"]
+
+
+@pytest.mark.parametrize("status", [600, 999])
+def test_a_status_that_is_none_is_told(preview: Preview, status: int) -> None:
+    reply = preview.get(f"/status/{status}", x_torpor_token=preview.token)
+    assert (reply.status_code, reply.json()["code"]) == (502, "guest.failed")
+
+
+def test_connection_names_nothing_that_a_request_needs(preview: Preview) -> None:
+    said = {"host": preview.name, "x-torpor-token": preview.token}
+    headers = {**said, "connection": "close, host, content-length, x-hop", "x-hop": "1"}
+    shown = httpx.get(preview.tcp.url, headers=headers).text.lower()
+    assert f"host: {preview.name}" in shown
+    assert "x-hop" not in shown
+    assert httpx.post(preview.tcp.url, content=b"abc", headers=headers).content == b"cba"
 
 
 def test_an_answer_that_breaks_off_is_never_taken_for_the_whole(preview: Preview) -> None:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
-from urllib.parse import unquote_plus, urlsplit
+from urllib.parse import unquote_plus
 
 from starlette.types import Scope
 
@@ -21,6 +21,7 @@ from torpor.access.tokens import PREFIX
 from torpor.errors import NotAllowed, NotAuthenticated
 from torpor.model_access import Scope as Powers
 from torpor.server import limits
+from torpor.server.hosts import is_origin_of
 from torpor.server.previews.names import Target
 
 COOKIE: Final = "torpor_preview"
@@ -115,8 +116,7 @@ def _check_maker(scope: Scope) -> None:
     """Raise `NotAllowed` if another page made a request that comes with our cookie."""
     headers = dict(scope["headers"])
     origin = headers.get(b"origin")
-    host = headers.get(b"host", b"").decode("latin-1").lower()
-    if origin is not None and urlsplit(origin.decode("latin-1")).netloc.lower() != host:
+    if origin is not None and not is_origin_of(origin, headers.get(b"host", b"")):
         raise _from_elsewhere()
     site = headers.get(b"sec-fetch-site", b"none")
     is_visit = headers.get(b"sec-fetch-mode") == b"navigate" and scope.get("method") in (

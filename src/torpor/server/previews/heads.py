@@ -35,7 +35,11 @@ _OURS: Final = frozenset(
     }
 )
 """Said by us alone: a client's word for where it comes from is not believed."""
-_DOMAIN: Final = re.compile(rb";\s*domain=[^;]*", re.IGNORECASE)
+_END_TO_END: Final = frozenset({b"content-length", b"host"})
+"""Never between neighbours only, whatever `Connection` says: a request does without neither."""
+_OUR_COOKIE: Final = re.compile(rb"[=\s]*" + re.escape(COOKIE.encode()) + rb"\s*([=;]|$)")
+"""Also as the value of a cookie without a name, which browsers send back as if it were one with that name."""
+_DOMAIN: Final = re.compile(rb";\s*domain\s*(=[^;]*)?(?=;|$)", re.IGNORECASE)
 
 
 def without_hops(headers: Iterable[tuple[bytes, bytes]]) -> Pairs:
@@ -46,7 +50,7 @@ def without_hops(headers: Iterable[tuple[bytes, bytes]]) -> Pairs:
         for name, value in found
         if name == b"connection"
         for word in value.split(b",")
-    }
+    } - _END_TO_END
     return [pair for pair in found if pair[0] not in _HOP_BY_HOP and pair[0] not in named]
 
 
@@ -75,7 +79,7 @@ def answer_headers(headers: Iterable[tuple[bytes, bytes]], admitted: Pass, scope
     for name, value in without_hops((name.lower(), value) for name, value in headers):
         if name != b"set-cookie":
             found.append((name, value))
-        elif value.partition(b"=")[0].strip() != COOKIE.encode():
+        elif not _OUR_COOKIE.match(value):
             found.append((name, _DOMAIN.sub(b"", value)))
     return [*found, *cookie_of(admitted, scope)]
 

@@ -12,7 +12,14 @@ import h11
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from torpor.base.aio import Supervisor, finish
-from torpor.errors import GuestFailed, OperationTimeout, PortClosed, RateLimited, TorporError
+from torpor.errors import (
+    GuestFailed,
+    InvalidRequest,
+    OperationTimeout,
+    PortClosed,
+    RateLimited,
+    TorporError,
+)
 from torpor.guest.port import PortStream
 from torpor.sandboxes.port import EnginePort
 from torpor.server import limits
@@ -28,6 +35,7 @@ from torpor.server.view import EngineView
 AT_ONCE_MOST: Final = 256
 """Requests to previews of one sandbox that are carried out at the same time, WebSockets included."""
 _ROUTE: Final = "preview"
+_STATUS_MOST: Final = 599
 
 
 class Route:
@@ -152,6 +160,12 @@ class Exchange:
 
     async def _upward(self, port: PortStream) -> None:
         """Send the request on."""
+        try:
+            await self._send_on(port)
+        except h11.LocalProtocolError as exc:
+            raise InvalidRequest(f"the request cannot be passed on: {exc}") from exc
+
+    async def _send_on(self, port: PortStream) -> None:
         scope = self._scope
         request = h11.Request(
             method=scope["method"],
@@ -196,6 +210,8 @@ class Exchange:
                 event = await self._event(port)
         if not isinstance(event, h11.Response):
             raise PortClosed("the program in the machine closed the connection without an answer")
+        if event.status_code > _STATUS_MOST:
+            raise GuestFailed(f"the program in the machine answered with {event.status_code}")
         headers = answer_headers(event.headers, self._admitted, self._scope)
         await self._sent({"status": event.status_code, "headers": headers})
         self.has_begun = True
@@ -245,8 +261,8 @@ def _is_visit(scope: Scope, admitted: Pass) -> bool:
 
 def _redirected(scope: Scope, admitted: Pass) -> Reply:
     path = path_of(scope, admitted.query).decode("latin-1")
-    # never `//host`, which would lead elsewhere
-    reply = Reply({COOKIE: "kept as a cookie"}, 303, {"location": "/" + path.lstrip("/")})
+    # never `//host`, which would lead elsewhere, nor what browsers read as that
+    reply = Reply({COOKIE: "kept as a cookie"}, 303, {"location": "/" + path.lstrip("/\\")})
     reply.headers["referrer-policy"] = "no-referrer"
     reply.headers["cache-control"] = "no-store"
     reply.raw_headers.extend(cookie_of(admitted, scope))
