@@ -470,7 +470,9 @@ def test_a_browser_is_sent_on_so_that_the_link_is_not_in_its_bar(preview: Previe
     assert reply.headers["referrer-policy"] == "no-referrer"
     assert "torpor_preview=" in reply.headers["set-cookie"]
     for elsewhere in ("//evil.example/", "/\\evil.example/", "\\/evil.example/"):
-        with socket.create_connection(("127.0.0.1", int(preview.tcp.url.rpartition(":")[2]))) as link:
+        with socket.create_connection(
+            ("127.0.0.1", int(preview.tcp.url.rpartition(":")[2]))
+        ) as link:
             head = f"GET {elsewhere}{path[2:]} HTTP/1.1\r\nHost: {preview.name}\r\n"
             link.sendall(f"{head}Sec-Fetch-Mode: navigate\r\nConnection: close\r\n\r\n".encode())
             answer = link.makefile("rb").read()
