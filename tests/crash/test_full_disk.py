@@ -219,7 +219,7 @@ def _forget_image(world: World, sandbox_id: SandboxId) -> None:
 
 
 def _evict_all(world: World) -> None:
-    world.engine._parts.layers.images.evict(1 << 40, lambda: (world.engine._mapped(), ()))
+    world.engine._parts.layers.images.evict(1 << 40, lambda: (world.engine._needs.mapped(), ()))
 
 
 @pytest.mark.parametrize("disk", ["ext4"], indirect=True)

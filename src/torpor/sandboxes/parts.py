@@ -19,7 +19,7 @@ from torpor.layers.manifest import Manifest
 from torpor.layers.pins import Pins
 from torpor.layers.store import LayerStore
 from torpor.memory.service import MemoryService
-from torpor.model import SandboxId, SandboxInfo, SandboxState, SnapshotId
+from torpor.model import SandboxId, SandboxInfo, SandboxState, SnapshotId, SnapshotInfo
 from torpor.model_inventory import Inventory
 from torpor.sandboxes.claims import Claims
 from torpor.sandboxes.events import EventLog
@@ -124,3 +124,7 @@ class Parts:
         if snapshot_id in self.going:
             raise NotFound(f"snapshot {snapshot_id} is being deleted", snapshot_id=snapshot_id)
         return found
+
+    def seen(self, manifest: Manifest) -> SnapshotInfo:
+        """Return what is shown of a snapshot, with who protects it and whether it is known to be good."""
+        return self.good.seen(self.protections.seen(manifest.info))

@@ -19,10 +19,11 @@ from torpor.model import MemoryChoice, SandboxState, SnapshotId
 from torpor.model_volumes import VolumesMode
 from torpor.sandboxes import folder as files
 from torpor.sandboxes.capture import switched
+from torpor.sandboxes.endings import verdict
 from torpor.sandboxes.lifecycle import WITH_MACHINE
 from torpor.sandboxes.machine import timed
 from torpor.sandboxes.parts import Parts
-from torpor.sandboxes.task import SandboxTask, verdict
+from torpor.sandboxes.task import SandboxTask
 from torpor.sandboxes.volume_attach import release_all
 from torpor.sandboxes.volume_attach import settle as settle_volumes
 from torpor.sandboxes.volume_capture import check_mode

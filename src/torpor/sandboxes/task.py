@@ -9,26 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextvars import Context, copy_context
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
-from torpor.base.aio import Supervisor, finish
-from torpor.base.faults import reach
+from torpor.base.aio import Supervisor
 from torpor.db.sandboxes import SandboxRow
-from torpor.errors import (
-    Conflict,
-    DaemonUnreachable,
-    GenerationChanged,
-    GuestFailed,
-    GuestUnreachable,
-    InsufficientResources,
-    VmmFailed,
-    WrongState,
-)
+from torpor.errors import GenerationChanged, GuestFailed, GuestUnreachable, VmmFailed
 from torpor.guest.port import Guest
 from torpor.layers.manifest import Manifest
 from torpor.model import MemoryChoice, OnTimeout, SandboxInfo, SandboxState, Stillness
@@ -36,14 +24,14 @@ from torpor.model_contexts import context_of
 from torpor.model_memory import Policy
 from torpor.model_quiesce import QuiesceReport, QuiesceSpec
 from torpor.model_volumes import VolumeMount, VolumesMode
-from torpor.sandboxes import birth, capture, comeback
+from torpor.sandboxes import acts, birth, capture, comeback
 from torpor.sandboxes import folder as files
-from torpor.sandboxes.lifecycle import WITH_MACHINE, check_move, require_running
+from torpor.sandboxes.asked import Asked, deleted, outcome, stopping
+from torpor.sandboxes.endings import verdict
+from torpor.sandboxes.lifecycle import WITH_MACHINE, require_running
 from torpor.sandboxes.machine import SandboxMachine
 from torpor.sandboxes.parts import Parts
 from torpor.sandboxes.quiescing import rehearse
-from torpor.sandboxes.room import check_start
-from torpor.sandboxes.volume_attach import release_all
 from torpor.templates import Template
 from torpor.vmm.base import Vmm
 
@@ -53,21 +41,8 @@ S = SandboxState
 _DELETE = "delete"
 _RETRY = timedelta(seconds=30)
 """An expiry or a sleep that failed is tried again after this."""
-_POWERED_DOWN = "reboot: Power down"
-"""The kernel's last words when a machine powers itself off."""
-_RESTARTED = "reboot: Restarting system"
-"""And when it reboots, which ends a machine that went on from a snapshot."""
 _BY_ITSELF_AWAKE = frozenset({S.HIBERNATED, S.HIBERNATING, S.WAKING})
 """States from which a request for the guest wakes the machine."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Request:
-    work: Callable[[], Coroutine[Any, Any, Any]]
-    name: str
-    answer: asyncio.Future[Any]
-    context: Context = field(default_factory=copy_context)
-    """The asker's, for traces."""
 
 
 class SandboxTask:
@@ -77,7 +52,7 @@ class SandboxTask:
         self._parts = parts
         self._tasks = Supervisor(parts.report)
         self.machine = SandboxMachine(parts, row, self._tasks, vmm)
-        self._queue: asyncio.Queue[_Request | Vmm | None] = asyncio.Queue()
+        self._queue: asyncio.Queue[Asked | Vmm | None] = asyncio.Queue()
         self._current: asyncio.Task[Any] | None = None
         self._doomed = False
         self._watched: Vmm | None = None
@@ -148,15 +123,15 @@ class SandboxTask:
 
     async def pause(self) -> SandboxInfo:
         """Stop the vCPUs."""
-        return await self._changed("pause", self._pause)
+        return await self._changed("pause", lambda: acts.pause(self.machine))
 
     async def resume(self) -> SandboxInfo:
         """Let the vCPUs run on."""
-        return await self._changed("resume", self._resume)
+        return await self._changed("resume", lambda: acts.resume(self.machine))
 
     async def snapshot(self, wish: capture.Wish) -> Manifest:
         """Take a snapshot; the sandbox goes on as it was, or sleeps on."""
-        return await self._ask("snapshot", lambda: self._snapshot(wish))
+        return await self._ask("snapshot", lambda: acts.snapshot(self.machine, wish))
 
     async def hibernate(self, wish: capture.Wish = comeback.SLEEP) -> SandboxInfo:
         """Snapshot the sandbox and give its CPU and RAM back."""
@@ -209,7 +184,9 @@ class SandboxTask:
 
     async def set_ttl(self, ttl_seconds: int | None, on_timeout: OnTimeout | None) -> SandboxInfo:
         """Set the time to live, counted from now."""
-        return await self._changed("set ttl", lambda: self._set_ttl(ttl_seconds, on_timeout))
+        return await self._changed(
+            "set ttl", lambda: acts.set_ttl(self.machine, ttl_seconds, on_timeout)
+        )
 
     async def set_idle(self, idle_seconds: int | None) -> SandboxInfo:
         """Set after how long without work the sandbox hibernates by itself."""
@@ -225,7 +202,7 @@ class SandboxTask:
 
     async def go_on(self) -> None:
         """Let the machine run on if it stopped by itself because the disk was full, once there is room."""
-        await self._ask("go on", self._go_on)
+        await self._ask("go on", lambda: acts.go_on(self.machine))
 
     async def delete(self) -> SandboxInfo:
         """End and remove the sandbox, whatever it does now; what it does is broken off."""
@@ -241,7 +218,7 @@ class SandboxTask:
         try:
             if self.info.state in _BY_ITSELF_AWAKE or self._falls_asleep:
                 await self.wake()
-            self._require_running()
+            acts.check_running(self.machine)
             generation = self.info.generation
             try:
                 yield await self._connected(generation)
@@ -259,18 +236,10 @@ class SandboxTask:
             self._worked_at = self._parts.clock.now()
             self._queue_tick()
 
-    def _require_running(self) -> None:
-        """Raise `WrongState` unless the sandbox is running."""
-        require_running(
-            self.info.id,
-            self.info.state,
-            has_snapshots=bool(self._parts.layers.snapshots(self.info.id)),
-        )
-
     async def _connected(self, generation: int) -> Guest:
         """Return the guest, if it is still that of this life: what begins another connects to it first."""
         guest = await self.machine.guest()
-        self._require_running()
+        acts.check_running(self.machine)
         if self.info.generation != generation:
             raise GuestUnreachable(f"sandbox {self.info.id} began another life")
         return guest
@@ -286,9 +255,9 @@ class SandboxTask:
 
     async def _ask(self, name: str, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         if self._closed:
-            raise _stopping(self.info, name)
+            raise stopping(self.info, name)
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._queue.put_nowait(_Request(work, name, answer))
+        self._queue.put_nowait(Asked(work, name, answer))
         return await asyncio.shield(answer)
 
     def _queue_tick(self) -> None:
@@ -304,7 +273,7 @@ class SandboxTask:
             except TimeoutError:
                 await self._deadline()
                 continue
-            if isinstance(item, _Request):
+            if isinstance(item, Asked):
                 await self._perform(item)
             elif item is not None and item is self.machine.vmm:
                 await self._noted_end(item)
@@ -314,21 +283,24 @@ class SandboxTask:
         """Answer what is still in the queue, which nobody serves any more."""
         while not self._queue.empty():
             item = self._queue.get_nowait()
-            if not isinstance(item, _Request):
-                continue
-            if self.info.state is not S.DELETED:
-                item.answer.set_exception(_stopping(self.info, item.name))
-            elif item.name == _DELETE:
-                item.answer.set_result(None)
-            else:
-                item.answer.set_exception(_deleted(self.info, item.name))
+            if isinstance(item, Asked):
+                self._refuse(item)
 
-    async def _perform(self, request: _Request) -> None:
+    def _refuse(self, request: Asked) -> None:
+        """Answer what is served no more; a delete of what is deleted is what was wanted."""
+        if self.info.state is not S.DELETED:
+            request.answer.set_exception(stopping(self.info, request.name))
+        elif request.name == _DELETE:
+            request.answer.set_result(None)
+        else:
+            request.answer.set_exception(deleted(self.info, request.name))
+
+    async def _perform(self, request: Asked) -> None:
         if self._doomed and request.name != _DELETE:
-            request.answer.set_exception(_deleted(self.info, request.name))
+            request.answer.set_exception(deleted(self.info, request.name))
             return
         task = self._tasks.spawn(
-            _outcome(request.work()),
+            outcome(request.work()),
             name=f"{request.name} {self.info.id}",
             context=request.context,
         )
@@ -336,12 +308,12 @@ class SandboxTask:
         try:
             await asyncio.wait({task})
         except asyncio.CancelledError:
-            request.answer.set_exception(_stopping(self.info, request.name))
+            self._refuse(request)
             raise
         finally:
             self._current = None
         if task.cancelled():  # only a delete breaks work off
-            request.answer.set_exception(_deleted(self.info, request.name))
+            request.answer.set_exception(deleted(self.info, request.name))
             return
         value, error = task.result()
         if error is None:
@@ -403,7 +375,7 @@ class SandboxTask:
 
     async def _by_itself(self, name: str, work: Coroutine[Any, Any, None]) -> None:
         """Do what nobody asked for, so that a delete can break it off."""
-        task = self._current = self._tasks.spawn(_outcome(work), name=f"{name} {self.info.id}")
+        task = self._current = self._tasks.spawn(outcome(work), name=f"{name} {self.info.id}")
         try:
             await asyncio.wait({task})
         finally:
@@ -443,7 +415,7 @@ class SandboxTask:
             finally:
                 self._falls_asleep = False
 
-    # ---- the smaller acts ----
+    # ---- what else it does ----
 
     async def _noted_end(self, vmm: Vmm) -> None:
         """Write down that the machine ended by itself: `stopped` if it powered off, else `failed`."""
@@ -464,46 +436,6 @@ class SandboxTask:
         await asyncio.sleep(_RETRY.total_seconds())
         self._queue.put_nowait(vmm)
 
-    async def _snapshot(self, wish: capture.Wish) -> Manifest:
-        state = self.info.state
-        if (known := self._taken_before(wish)) is not None:
-            return known
-        self._check_label(wish.label)
-        self._parts.quota.check(self._parts.layers, self.info.id)
-        if state is S.HIBERNATED:
-            manifest = comeback.sleeping_at(self.machine)
-            await self._parts.memory_moves.follow_quietly(self.info.id)
-            mark = await self._parts.memory_moves.mark(self.info)
-            copy = capture.relabelled(self.machine, manifest, wish, mark)
-            return await asyncio.to_thread(self._parts.layers.duplicate, manifest, copy)
-        if state not in (S.RUNNING, S.PAUSED):
-            self._require_running()
-        return await capture.take(self.machine, wish, paused_before=state is S.PAUSED)
-
-    def _taken_before(self, wish: capture.Wish) -> Manifest | None:
-        """Return the snapshot with the id that is wished for: a repeat of a request finds it carried out."""
-        store, wanted = self._parts.layers, wish.snapshot_id
-        if wanted is None or not store.has(wanted):
-            return None
-        found = store.get(wanted)
-        if found.info.sandbox_id != self.info.id or found.info.label != wish.label:
-            raise Conflict(
-                f"there is another snapshot {wanted} already",
-                hint="choose another id, or leave it out",
-                snapshot_id=wanted,
-            )
-        return found
-
-    def _check_label(self, label: str | None) -> None:
-        if label is not None and any(
-            m.info.label == label and m.info.sandbox_id == self.info.id
-            for m in self._parts.layers.snapshots()
-        ):
-            raise Conflict(
-                f"sandbox {self.info.id} has a snapshot with the label {label!r} already",
-                hint="choose another label or delete that snapshot",
-            )
-
     async def _test_quiesce(self, spec: QuiesceSpec) -> QuiesceReport:
         require_running(self.info.id, self.info.state)
         return await rehearse(await self.machine.guest(), spec)
@@ -511,62 +443,6 @@ class SandboxTask:
     async def _wake(self) -> None:
         await comeback.wake(self.machine)
         self._worked_at = self._parts.clock.now()
-
-    async def _pause(self) -> None:
-        m = self.machine
-        if self.info.state is S.PAUSED:
-            return
-        check_move(self.info.id, self.info.state, S.PAUSING)
-        vmm = m.running_vmm()
-        await m.move(S.PAUSING)
-        await m.drop_guest()  # a paused guest is silent
-        reach("pause.intent")
-        try:
-            await vmm.pause()
-        except BaseException:
-            await finish(self._settle_state(vmm), within_s=15.0)
-            raise
-        reach("pause.acted")
-        await m.move(S.PAUSED)
-
-    async def _resume(self) -> None:
-        m = self.machine
-        if self.info.state is S.RUNNING:
-            return
-        check_move(self.info.id, self.info.state, S.RESUMING)
-        vmm = m.running_vmm()
-        await m.move(S.RESUMING)
-        reach("resume.intent")
-        try:
-            await vmm.resume()
-            reach("resume.acted")
-            with contextlib.suppress(GuestFailed):
-                # before anyone runs a command: the guest's clock stood still
-                guest = await m.guest()
-                await guest.set_clock(self._parts.clock.now())
-        except BaseException:
-            await finish(self._settle_state(vmm), within_s=15.0)
-            raise
-        await m.move(S.RUNNING)
-
-    async def _go_on(self) -> None:
-        vmm = self.machine.vmm
-        if self.info.state is S.RUNNING and vmm is not None and await vmm.status() == "paused":
-            await check_start(self._parts)
-            await vmm.resume()
-
-    async def _set_ttl(self, ttl_seconds: int | None, on_timeout: OnTimeout | None) -> None:
-        m = self.machine
-        if self.info.state in (S.DELETING, S.DELETED):
-            raise WrongState(
-                f"sandbox {self.info.id} is {self.info.state}; it has no lease",
-                sandbox_id=self.info.id,
-            )
-        left = None if ttl_seconds is None else timedelta(seconds=ttl_seconds)
-        row = replace(m.row, ttl_left=left).with_info(
-            ttl_seconds=ttl_seconds, on_timeout=on_timeout or self.info.on_timeout, expires_at=None
-        )
-        await m.save(m.timed(row, row.info.state))
 
     async def _delete(self) -> None:
         m = self.machine
@@ -577,69 +453,4 @@ class SandboxTask:
             except BaseException:
                 self._doomed = False  # nothing was begun
                 raise
-        reach("delete.intent")
-        await m.end_machine()
-        reach("delete.ended")
-        await release_all(self._parts, self.info.id)
-        reach("delete.released")
-        await files.remove_folder(m.folder)
-        reach("delete.removed")
-        row = m.row.with_info(state=S.DELETED, expires_at=None)
-        await asyncio.to_thread(self._parts.rows.mark_deleted, row, self._parts.clock.now())
-        reach("delete.outcome")
-        m.row = row
-
-    async def _settle_state(self, vmm: Vmm) -> None:
-        """After a pause or resume that went wrong, write down what the machine really does."""
-        status = await vmm.status()
-        if status != "ended":  # its end is noted by the watcher
-            await self.machine.move(S.RUNNING if status == "running" else S.PAUSED)
-
-
-def verdict(parts: Parts, info: SandboxInfo) -> tuple[SandboxState, str | None]:
-    """Return the state of a sandbox whose machine ended by itself, and the reason. Blocks."""
-    folder = files.folder_of(parts.home, info.id)
-    console = files.console_tail(parts.driver.console(folder))
-    if _POWERED_DOWN in console:
-        return S.STOPPED, None
-    if _RESTARTED in console:
-        return S.STOPPED, "it rebooted itself, which ends a machine that went on from a snapshot"
-    log = parts.driver.last_words(folder)
-    text = ["the machine ended unexpectedly"]
-    if log:
-        text.append(f"VMM log:\n{log}")
-    if console:
-        text.append(f"console:\n{console}")
-    return S.FAILED, "\n".join(text)
-
-
-def _deleted(info: SandboxInfo, name: str) -> WrongState:
-    return WrongState(f"sandbox {info.id} was deleted during its {name}", sandbox_id=info.id)
-
-
-def _stopping(info: SandboxInfo, name: str) -> DaemonUnreachable:
-    return DaemonUnreachable(
-        f"the daemon stopped during the {name} of sandbox {info.id}",
-        hint="the next daemon finishes or undoes it: look at the sandbox again",
-        sandbox_id=info.id,
-    )
-
-
-def _told(exc: Exception) -> Exception:
-    """Return a full disk as an error of ours."""
-    if isinstance(exc, OSError) and exc.errno in (errno.ENOSPC, errno.EDQUOT):
-        full = InsufficientResources(
-            f"the disk is full: {exc}",
-            hint="free disk space, for example delete snapshots that are not needed",
-        )
-        full.__cause__ = exc
-        return full
-    return exc
-
-
-async def _outcome(work: Coroutine[Any, Any, T]) -> tuple[T | None, Exception | None]:
-    """Return the failure of `work` instead of raising it: it belongs to the caller, not to the supervisor."""
-    try:
-        return await work, None
-    except Exception as exc:  # noqa: BLE001 - handed to the caller, who raises it
-        return None, _told(exc)
+        await acts.delete(m)

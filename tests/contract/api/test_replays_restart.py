@@ -14,6 +14,7 @@ from torpor.access.ledger import Plan
 from torpor.errors import InsufficientResources
 from torpor.model import RestoreSpec, SandboxFilter, SandboxSpec, SandboxState, TemplateInfo
 from torpor.sandboxes.admission import Sizes
+from torpor.sandboxes.new_rows import new_row
 from torpor.server.app import create_app
 from torpor.server.gate import Gate, UnixDoor
 
@@ -119,7 +120,8 @@ def test_a_create_that_never_began_is_begun(daemon: Callable[[Any], None]) -> No
 def test_a_create_that_the_daemon_s_death_broke_is_told(daemon: Callable[[Any], None]) -> None:
     async def scene(world: World, found: Daemon) -> None:
         plan = await found.half_done("broken", "/v1/sandboxes", BASE)
-        row = world.engine._row(
+        row = new_row(
+            world.engine._parts,
             SandboxSpec(template="base", sandbox_id=plan.sandbox()),
             Sizes(1, 512, 1),
             world.templates.get("base").info,

@@ -53,7 +53,7 @@ def test_retention_spares_what_was_protected_while_it_removed(
             world.clock.time += timedelta(seconds=1)
         world.clock.time += timedelta(minutes=11)
         sleeps = [s.id for s in await world.engine.snapshots(info.id) if s.reason == "hibernate"]
-        remove, removed = world.engine._remove_snapshot, list[SnapshotId]()
+        remove, removed = world.engine._needs.remove, list[SnapshotId]()
         wanted = list[SnapshotId]()
 
         async def slow(snapshot_id: SnapshotId) -> None:
@@ -63,7 +63,7 @@ def test_retention_spares_what_was_protected_while_it_removed(
                 await world.engine.protect(wanted[0], "chg", "a change may go back to it")
             await remove(snapshot_id)
 
-        monkeypatch.setattr(world.engine, "_remove_snapshot", slow)
+        monkeypatch.setattr(world.engine._needs, "remove", slow)
         await world.engine.keep_house()
         assert len(removed) == 1
         assert (await world.engine.get_snapshot(wanted[0])).protected

@@ -21,7 +21,7 @@ from torpor.errors import (
     WrongState,
 )
 from torpor.model import SandboxFilter, SandboxId, SandboxInfo, SandboxSpec, SandboxState
-from torpor.sandboxes import admission, engine
+from torpor.sandboxes import admission, console
 
 S = SandboxState
 
@@ -384,7 +384,7 @@ def test_a_template_in_use_is_not_deleted(play: Play) -> None:
 def test_console_is_read_to_its_end_and_followed(
     play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "_CONSOLE_POLL_S", 0.01)
+    monkeypatch.setattr(console, "_POLL_S", 0.01)
 
     async def scene(world: World) -> None:
         info = await world.create()
@@ -396,8 +396,8 @@ def test_console_is_read_to_its_end_and_followed(
         async for chunk in world.engine.console(info.id, follow=True):
             seen += chunk
             if seen.endswith(b"login:\n"):
-                with world.driver.console(world.folder(info.id)).open("ab") as console:
-                    console.write(b"more\n")
+                with world.driver.console(world.folder(info.id)).open("ab") as log:
+                    log.write(b"more\n")
             if seen.endswith(b"more\n"):
                 await world.engine.delete(info.id)
         assert seen.endswith(b"login:\nmore\n")

@@ -17,8 +17,10 @@ from torpor.base.aio import finish as real_finish
 from torpor.errors import Conflict, DataDamaged, InsufficientResources, NotFound, TorporError
 from torpor.layers.store import LayerStore
 from torpor.model import RestoreSpec, SandboxState
-from torpor.sandboxes import capture, engine
+from torpor.sandboxes import acts, capture
 from torpor.sandboxes import task as task_module
+from torpor.sandboxes.housekeeping import upkeep
+from torpor.sandboxes.machine import SandboxMachine
 from torpor.sandboxes.room import make_room
 from torpor.vmm.base import HostSupport
 
@@ -441,19 +443,39 @@ def test_damage_in_one_place_does_not_keep_the_daemon_from_its_work(
         await world.restart()
         assert any("no JSON" in report for report in world.reports)
         assert (await world.engine.get(info.id)).state is S.RUNNING
-        monkeypatch.setattr(engine, "_UPKEEP_S", 0.01)
         turns: list[None] = []
 
         async def odd() -> None:
             turns.append(None)
             raise KeyError("what nobody thought of")
 
-        monkeypatch.setattr(world.engine, "keep_house", odd)
-        keeping = asyncio.create_task(world.engine._upkeep())
+        keeping = asyncio.create_task(upkeep(world.engine._parts, odd, every_s=0.01))
         async with asyncio.timeout(10):
             while len(turns) < 3:
                 await asyncio.sleep(0.01)
         keeping.cancel()
+
+    play(scene)
+
+
+def test_housekeeping_that_comes_upon_a_delete_does_not_break_off_its_answer(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(world: World) -> None:
+        info = await world.create()
+        removed, delete = asyncio.Event(), acts.delete
+
+        async def slow(m: SandboxMachine) -> None:
+            await delete(m)
+            removed.set()
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(acts, "delete", slow)
+        deleting = asyncio.create_task(world.engine.delete(info.id))
+        await removed.wait()
+        monkeypatch.undo()
+        await world.engine.keep_house()
+        assert (await deleting).state is S.DELETED
 
     play(scene)
 

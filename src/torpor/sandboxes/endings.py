@@ -1,0 +1,30 @@
+"""What became of a machine that ended by itself."""
+
+from __future__ import annotations
+
+from torpor.model import SandboxInfo, SandboxState
+from torpor.sandboxes import folder as files
+from torpor.sandboxes.parts import Parts
+
+_POWERED_DOWN = "reboot: Power down"
+"""The kernel's last words when a machine powers itself off."""
+_RESTARTED = "reboot: Restarting system"
+"""And when it reboots, which ends a machine that went on from a snapshot."""
+
+
+def verdict(parts: Parts, info: SandboxInfo) -> tuple[SandboxState, str | None]:
+    """Return the state of a sandbox whose machine ended by itself, and the reason. Blocks."""
+    folder = files.folder_of(parts.home, info.id)
+    console = files.console_tail(parts.driver.console(folder))
+    if _POWERED_DOWN in console:
+        return SandboxState.STOPPED, None
+    if _RESTARTED in console:
+        why = "it rebooted itself, which ends a machine that went on from a snapshot"
+        return SandboxState.STOPPED, why
+    log = parts.driver.last_words(folder)
+    text = ["the machine ended unexpectedly"]
+    if log:
+        text.append(f"VMM log:\n{log}")
+    if console:
+        text.append(f"console:\n{console}")
+    return SandboxState.FAILED, "\n".join(text)
