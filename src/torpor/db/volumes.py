@@ -95,8 +95,11 @@ class VolumeRows:
         self._write(update(volume).where(volume.c.id == row.id).values(**_values(row)))
 
     def delete(self, volume_id: VolumeId) -> None:
-        """Forget a volume."""
-        self._write(delete(volume).where(volume.c.id == volume_id))
+        """Forget a volume and its snapshots."""
+        self._write(
+            delete(volume_snapshot).where(volume_snapshot.c.volume_id == volume_id),
+            delete(volume).where(volume.c.id == volume_id),
+        )
 
     def snapshots(self) -> list[VolumeSnapshotRow]:
         """Return the snapshots of all volumes, the oldest first."""
@@ -126,10 +129,11 @@ class VolumeRows:
         """Forget a snapshot."""
         self._write(delete(volume_snapshot).where(volume_snapshot.c.id == snapshot_id))
 
-    def _write(self, statement: Any) -> None:
+    def _write(self, *statements: Any) -> None:
         try:
             with self._database.begin() as connection:
-                connection.execute(statement)
+                for statement in statements:
+                    connection.execute(statement)
         except DatabaseError as exc:
             raise translate(exc, str(self._database.engine.url.database)) from exc
 

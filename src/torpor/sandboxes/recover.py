@@ -50,7 +50,9 @@ async def recover(parts: Parts) -> list[Recovered]:
     await _remove_strangers(parts, known)
     for volume in parts.volumes.shelf.all():
         for owner in {*(h.sandbox_id for h in volume.holders), volume.bound_to}:
-            if owner is not None and owner not in known:
+            if owner is None or owner in known:
+                continue
+            if await parts.machine_is_gone(owner):  # else it holds on, whoever it is
                 await release_all(parts, owner)
     return [found for row in rows if (found := await _recovered(parts, row)) is not None]
 

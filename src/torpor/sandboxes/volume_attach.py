@@ -295,12 +295,17 @@ async def release_all(parts: Parts, sandbox_id: str) -> None:
         await release(parts, row.id, sandbox_id)
     shelf = parts.volumes.shelf
     for row in shelf.bound_to(sandbox_id):
-        if row.holders:  # another took it meanwhile
-            await shelf.change(row.id, lambda r: replace(r, bound_to=None))
-            continue
-        for snapshot in shelf.snapshots(row.id):
-            await shelf.remove_snapshot(snapshot.info.id)
-        await shelf.remove(row.id, lambda _: None)
+        async with shelf.turn(row.id):
+            if shelf.get(row.id).holders:  # another took it meanwhile
+                await shelf.change(row.id, lambda r: replace(r, bound_to=None))
+                continue
+            with contextlib.suppress(Conflict):
+                await shelf.remove(row.id, lambda r: _check_bound(r, sandbox_id))
+
+
+def _check_bound(row: VolumeRow, sandbox_id: str) -> None:
+    if row.bound_to != sandbox_id:
+        raise Conflict(f"volume {row.name} is to stay")
 
 
 async def resolve_switch(parts: Parts, volume_id: VolumeId, newest: str | None) -> None:
@@ -329,6 +334,15 @@ async def resolve_switch(parts: Parts, volume_id: VolumeId, newest: str | None) 
     await parts.volumes.shelf.change(volume_id, edit)
 
 
+async def noted(m: SandboxMachine, row: VolumeRow, holder: VolumeHolder) -> VolumeRow:
+    """Write down an earlier switch that a full disk or a daemon's death left unsaid; return the volume as it is."""
+    if row.layers.next_active is None:
+        return row
+    newest = (await m.running_vmm().volumes()).get(holder.slot)  # none: it was taken off behind it
+    await resolve_switch(m.parts, row.id, newest)
+    return m.parts.volumes.shelf.get(row.id)
+
+
 async def grow(m: SandboxMachine, volume_id: VolumeId, size_bytes: int) -> None:
     """Make a volume and its file system larger while the machine uses it.
 
@@ -342,7 +356,8 @@ async def grow(m: SandboxMachine, volume_id: VolumeId, size_bytes: int) -> None:
     if holder is None or holder.read_only:
         raise Conflict(f"sandbox {m.info.id} does not write to volume {row.name} any more")
     guest = await m.guest()
-    await shelf.change(volume_id, lambda r: replace(r, size_bytes=size_bytes))
+    await noted(m, row, holder)
+    await shelf.change(volume_id, lambda r: m.parts.volumes.grown(r, size_bytes))
     reach("grow.intent")
     await m.running_vmm().resize_volume(holder.slot, size_bytes)
     reach("grow.resized")
@@ -365,6 +380,7 @@ async def point(m: SandboxMachine, volume_id: VolumeId) -> Point:
     if holder is None or holder.read_only:
         raise Conflict(f"sandbox {m.info.id} does not write to volume {row.name} any more")
     guest = await m.guest() if m.info.state is S.RUNNING else None
+    row = await noted(m, row, holder)
     overlay = new_id("lyr")
     with m.parts.pins.held(overlay, *desk.short(row.layers.disk)):
         path = await desk.new_overlay(overlay, row.size_bytes)
@@ -404,9 +420,8 @@ async def settle(m: SandboxMachine) -> None:
     """Finish or undo what a dead daemon left between a sandbox that runs and its volumes."""
     if m.vmm is None:
         return
-    found = await m.vmm.volumes()
     for row, holder in m.parts.volumes.shelf.held_by(m.info.id):
-        await resolve_switch(m.parts, row.id, found.get(holder.slot, row.layers.active))
+        await noted(m, row, holder)
     for row, holder in m.parts.volumes.shelf.held_by(m.info.id):
         try:
             await _settle_one(m, row, holder)
@@ -434,6 +449,7 @@ async def put_back(m: SandboxMachine, volume_id: VolumeId) -> None:
     holder = row.held_by(m.info.id)
     assert holder is not None
     guest = await m.guest()
+    row = await noted(m, row, holder)
     if holder.slot not in await m.running_vmm().volumes():
         await m.running_vmm().attach_volume(disk_of(m.parts, row, holder))
     usage = await m.until_end(

@@ -62,6 +62,7 @@ class VolumesCaptured:
             Busy: a volume that is to be taken off is in use; the message names by whom.
         """
         if self._mode == "include":
+            await self._back_from_earlier(paused_before=paused_before)
             await self._make_overlays()
         elif self._held:
             if paused_before:
@@ -75,18 +76,24 @@ class VolumesCaptured:
                 await finish(self.put_back(), within_s=120.0)
                 raise
 
+    async def _back_from_earlier(self, *, paused_before: bool) -> None:
+        """Put back what could not be put back after an earlier snapshot: this one says that the machine has it."""
+        for row, holder in self._held:
+            if holder.state != "parted":
+                continue
+            if paused_before:
+                raise WrongState(
+                    f"sandbox {self._m.info.id} is paused; it cannot mount volume {row.name} again",
+                    hint="resume it first",
+                )
+            await volume_attach.put_back(self._m, row.id)
+
     async def _make_overlays(self) -> None:
         desk = self._m.parts.volumes
         for row, holder in self._held:
             if holder.read_only:
                 continue
-            if (
-                row.layers.next_active is not None
-            ):  # a full disk kept an earlier one from being noted
-                found = await self._m.running_vmm().volumes()
-                await volume_attach.resolve_switch(
-                    self._m.parts, row.id, found.get(holder.slot, row.layers.active)
-                )
+            await volume_attach.noted(self._m, row, holder)
             overlay = self.overlays[row.id]
             path = await desk.new_overlay(overlay, row.size_bytes)
             await desk.shelf.change(row.id, lambda r, o=overlay: _next(r, o))  # type: ignore[misc]

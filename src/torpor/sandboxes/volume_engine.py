@@ -126,18 +126,19 @@ class EngineVolumes:
         """Delete a volume that nobody has and no snapshot needs; with `snapshots` its own ones too."""
         desk = self._parts.volumes
         row = desk.shelf.get(name)
-        async with desk.shelf.turn(row.id):
-            self._check_unneeded(desk.shelf.get(name))
-            own = desk.shelf.snapshots(row.id)
+
+        def check(now: VolumeRow) -> None:
+            self._check_unneeded(now)
+            own = desk.shelf.snapshots(now.id)
             if own and not snapshots:
                 raise Conflict(
-                    f"volume {row.name} has {len(own)} snapshots of its own",
-                    hint=f"delete them with it: torpor volume rm {row.name} --snapshots",
+                    f"volume {now.name} has {len(own)} snapshots of its own",
+                    hint=f"delete them with it: torpor volume rm {now.name} --snapshots",
                     snapshots=[s.info.id for s in own],
                 )
-            for snapshot in own:
-                await desk.shelf.remove_snapshot(snapshot.info.id)
-            await desk.shelf.remove(row.id, self._check_unneeded)
+
+        async with desk.shelf.turn(row.id):
+            await desk.shelf.remove(row.id, check)
         return await self._collect()
 
     def _check_unneeded(self, row: VolumeRow) -> None:

@@ -5,7 +5,8 @@ with exactly the content of that instant. Whose files these are depends on who c
 
     wake                      the volume itself, with a new overlay over that point
     rollback                  the volume itself, put back; what was in it is kept as a snapshot of the volume
-    restore, fork             a clone of the volume, or for what was read-only the volume itself if it still is that
+    restore, fork             a clone of the volume
+    what was read-only        the volume itself if it still is that, else a clone; for all but wake, where it is
     `detach`, `keep-current`  an overlay to throw away: the guest unmounts, and the device is taken out again
 
 So RAM and volume never disagree, and a volume never gets a second writer.
@@ -20,7 +21,7 @@ from typing import Literal
 from torpor.base.faults import reach
 from torpor.base.ids import new_id
 from torpor.db.volumes import VolumeRow
-from torpor.errors import GuestFailed, InvalidRequest, VmmFailed, VolumeHeld
+from torpor.errors import GuestFailed, InvalidRequest, NotFound, VmmFailed, VolumeHeld
 from torpor.layers.manifest import Manifest, VolumePoint
 from torpor.model_volumes import VolumeHolder, VolumeId, VolumeMount, VolumesMode
 from torpor.sandboxes import volume_attach
@@ -161,10 +162,13 @@ async def plan_return(
         had = point.mode == "include"
         want = mode or point.mode
         if had:
-            way: Way = "throw-away" if want != "include" else ("itself" if mine else "clone")
+            writes_again = mine and not point.read_only  # one that reads may read a clone as well
+            way: Way = (
+                "throw-away" if want != "include" else ("itself" if writes_again else "clone")
+            )
             plan.in_ram.append((point, way))
             if way == "itself":
-                await _check_mine(m, point, to_write=not point.read_only)
+                await _check_mine(m, point, to_write=True)
         if want == "keep-current":
             if mine or mode is not None:
                 await _check_mine(m, point, to_write=not point.read_only)
@@ -205,9 +209,17 @@ def _mount(point: VolumePoint) -> VolumeMount:
 
 async def _check_mine(m: SandboxMachine, point: VolumePoint, *, to_write: bool) -> None:
     """Raise unless the sandbox has the volume, or can have it."""
-    row = m.parts.volumes.shelf.get(point.volume_id)
-    await volume_attach.break_dead(m.parts, row.id, m.info.id)
-    row = m.parts.volumes.shelf.get(point.volume_id)
+    shelf = m.parts.volumes.shelf
+    row = shelf.find(point.volume_id)
+    if row is None:
+        raise NotFound(
+            f"volume {point.name} of the snapshot is gone",
+            hint="leave it out: volumes=detach",
+            volume=point.name,
+        )
+    async with shelf.turn(row.id):
+        await volume_attach.break_dead(m.parts, row.id, m.info.id)
+    row = shelf.get(row.id)
     others = [h for h in row.holders if h.sandbox_id != m.info.id and (to_write or not h.read_only)]
     if others:
         raise held(row, others, "put back")
@@ -230,6 +242,7 @@ async def _itself(m: SandboxMachine, point: VolumePoint, *, keep: bool) -> Volum
     volume_id = VolumeId(point.volume_id)
     holder = _holder(m, point)
     async with desk.shelf.turn(volume_id):
+        taken(desk.shelf.get(volume_id), holder)  # or nothing of it is touched: another has it
         await volume_attach.resolve_switch(m.parts, volume_id, None)
         row = desk.shelf.get(volume_id)
         if not point.read_only:

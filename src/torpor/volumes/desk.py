@@ -238,11 +238,16 @@ class VolumeDesk:
 
     async def grow(self, volume_id: VolumeId, size_bytes: int) -> VolumeRow:
         """Make a volume that nobody has larger; its file system follows when it is next mounted read-write."""
-        row = await self.shelf.change(volume_id, lambda r: replace(r, size_bytes=size_bytes))
+        row = await self.shelf.change(volume_id, lambda r: self.grown(r, size_bytes))
         reach("grow.intent")
         await self._driver.resize_overlay(self.layers.disk_path(row.layers.active), size_bytes)
         reach("grow.resized")
         return row
+
+    def grown(self, row: VolumeRow, size_bytes: int) -> VolumeRow:
+        """Return a volume in that size. Raises as `check_grow`: another may have made it larger still."""
+        self.check_grow(row, size_bytes)
+        return replace(row, size_bytes=size_bytes)
 
     def check_grow(self, row: VolumeRow, size_bytes: int) -> None:
         """Raise unless a volume may have that size."""

@@ -123,12 +123,14 @@ class VolumeShelf:
             return after
 
     async def remove(self, volume_id: VolumeId, check: Callable[[VolumeRow], None]) -> None:
-        """Forget a volume, unless `check` raises."""
+        """Forget a volume and its snapshots, unless `check` raises."""
         async with self._changing:
             check(self.get(volume_id))
 
             def drop() -> None:
                 del self._volumes[volume_id]
+                for snapshot in self.snapshots(volume_id):
+                    del self._snapshots[snapshot.info.id]
                 self._turns.pop(volume_id, None)
                 self.version += 1
 
@@ -160,13 +162,14 @@ class VolumeShelf:
         return found
 
     async def insert_snapshot(self, row: VolumeSnapshotRow) -> None:
-        """Add a snapshot."""
+        """Add a snapshot. Raises `NotFound` when its volume is gone."""
 
         def put() -> None:
             self._snapshots[row.info.id] = row
             self.version += 1
 
         async with self._changing:
+            self.get(row.info.volume_id)
             await self._write(lambda: self._rows.insert_snapshot(row), put)
 
     async def remove_snapshot(self, snapshot_id: VolumeSnapshotId) -> None:

@@ -1,0 +1,321 @@
+"""Volumes when two things cross, or when an earlier thing was never written down: nobody loses what was written."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from dataclasses import replace
+
+import pytest
+
+from tests.unit.sandboxes.test_volumes import holders, made, mount, row, slots
+from tests.unit.sandboxes.world import Play, World
+from torpor.base.units import GIB
+from torpor.errors import (
+    Conflict,
+    InvalidRequest,
+    NotFound,
+    TorporError,
+    VmmFailed,
+    VolumeHeld,
+    WrongState,
+)
+from torpor.model import RestoreSpec, SandboxInfo, SandboxState
+from torpor.sandboxes import volume_attach, volume_engine
+from torpor.volumes.desk import Point
+
+S = SandboxState
+
+
+@pytest.fixture(autouse=True)
+def room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(volume_engine, "free_bytes", lambda _: 1 << 50)
+
+
+async def switched_unnoted(world: World, info: SandboxInfo) -> str:
+    """Let the machine write to an overlay that the row only knows as the next one; return that."""
+    desk = world.engine._parts.volumes
+    path = await desk.new_overlay("lyr_0000000000000000000n", GIB)
+    await desk.shelf.change(
+        row(world).id, lambda r: replace(r, layers=replace(r.layers, next_active=path.stem))
+    )
+    await world.vmm(info.id).switch_volume(1, path)
+    return path.stem
+
+
+# ---- two at once ----
+
+
+def test_who_takes_a_volume_during_a_rollback_to_it_keeps_what_it_writes(play: Play) -> None:
+    async def scene(world: World) -> None:
+        await world.engine.volumes.create("data", 1)
+        one = await made(world, mount())
+        snapshot = await world.engine.snapshot(one.id)
+        await world.engine.volumes.detach(one.id, "/data")
+        two = await world.create()
+        gate = world.driver.block["overlay"] = asyncio.Event()
+        world.driver.reached.clear()
+        going = asyncio.ensure_future(world.engine.rollback(one.id, snapshot.id))
+        await world.driver.until("overlay")  # it has looked, and has no lease yet
+        await world.engine.volumes.attach(two.id, mount())
+        before = row(world)
+        gate.set()
+        with pytest.raises(VolumeHeld, match=two.id):
+            await going
+        assert row(world) == before, "its overlay is its own"
+        assert await slots(world, two) == {1: before.layers.active}
+        path = world.engine._parts.layers.disk_path(before.layers.active)
+        assert path.stat().st_mode & 0o200, "it is still written to"
+        assert await world.engine.volumes.snapshots("data") == ()
+
+    play(scene)
+
+
+@pytest.mark.parametrize("attached", [True, False])
+def test_two_who_grow_it_at_once_do_not_make_it_smaller(play: Play, attached: bool) -> None:
+    async def scene(world: World) -> None:
+        await world.engine.volumes.create("data", 1)
+        if attached:
+            await made(world, mount())
+        results = await asyncio.gather(
+            world.engine.volumes.grow("data", 3),
+            world.engine.volumes.grow("data", 2),
+            return_exceptions=True,
+        )
+        assert isinstance(results[1], InvalidRequest)
+        assert row(world).size_bytes == 3 * GIB
+
+    play(scene)
+
+
+def test_a_clone_that_is_kept_or_taken_while_its_sandbox_goes_stays(play: Play) -> None:
+    async def scene(world: World) -> None:
+        await world.engine.volumes.create("data", 1)
+        one, two = await made(world, mount()), await world.create()
+        forks = await world.engine.fork(one.id, RestoreSpec(), count=2)
+        ids = [f.id for f in forks if isinstance(f, SandboxInfo)]
+        names = [(await world.engine.volumes.of_sandbox(i))[0].name for i in ids]
+        parts, shelf = world.engine._parts, world.engine._parts.volumes.shelf
+        bound_to = shelf.bound_to
+
+        def late(sandbox_id: str) -> list[object]:
+            """Return what was so a moment ago."""
+            found = bound_to(sandbox_id)
+            for volume in found:
+                if volume.name == names[0]:
+                    shelf._put(replace(volume, bound_to=None))
+                else:
+                    taken = replace(row(world).holders[0], sandbox_id=two.id)
+                    shelf._put(replace(volume, holders=(taken,)))
+            return found  # type: ignore[return-value]
+
+        shelf.bound_to = late  # type: ignore[method-assign,assignment]
+        for sandbox_id in ids:
+            await volume_attach.release_all(parts, sandbox_id)
+        shelf.bound_to = bound_to  # type: ignore[method-assign]
+        assert [v.name for v in await world.engine.volumes.list()] == sorted(["data", *names])
+        assert row(world, names[1]).bound_to is None
+
+    play(scene)
+
+
+def test_no_snapshot_is_left_of_a_volume_that_is_gone(play: Play) -> None:
+    async def scene(world: World) -> None:
+        await world.engine.volumes.create("data", 1)
+        desk = world.engine._parts.volumes
+        volume_id = row(world).id
+        point: Point = await desk.point(volume_id)
+        await world.engine.volumes.snapshot("data")
+        await world.engine.volumes.delete("data", snapshots=True)
+        with pytest.raises(NotFound):
+            await desk.snapshot(volume_id, point, label=None)
+        assert desk.shelf.snapshots() == []
+        await world.restart()
+        assert world.engine._parts.volumes.shelf.snapshots() == []
+
+    play(scene)
+
+
+def test_a_delete_that_is_refused_deletes_no_snapshot(play: Play) -> None:
+    async def scene(world: World) -> None:
+        await world.engine.volumes.create("data", 1)
+        one = await made(world, mount())
+        kept = await world.engine.volumes.snapshot("data")
+        for way in (False, True):
+            with pytest.raises(VolumeHeld):
+                await world.engine.volumes.delete("data", snapshots=way)
+        await world.engine.volumes.detach(one.id, "/data")
+        with pytest.raises(Conflict, match="snapshots of its own"):
+            await world.engine.volumes.delete("data")
+        assert [s.id for s in await world.engine.volumes.snapshots("data")] == [kept.id]
+
+    play(scene)
+
+
+# ---- what was not written down ----
+
+
+def test_a_second_switch_does_not_forget_one_that_was_not_noted(play: Play) -> None:
+    async def scene(world: World) -> None:
+        await world.engine.volumes.create("data", 1)
+        one = await made(world, mount())
+        old = row(world).layers
+        await world.engine.pause(one.id)
+        written = await switched_unnoted(world, one)
+        await world.restart()
+        await world.engine.volumes.snapshot("data")
+        now = row(world).layers
+        assert now.disk == (*old.disk, old.active, written)
+        assert await slots(world, one) == {1: now.active}
+        await world.engine.resume(one.id)
+
+    play(scene)
+
+
+@pytest.mark.parametrize("daemon_dies", [False, True])
+def test_what_is_put_back_after_a_snapshot_has_all_that_was_written(
+    play: Play, daemon_dies: bool
+) -> None:
+    async def scene(world: World) -> None:
+        await world.engine.volumes.create("data", 1)
+        one = await made(world, mount())
+        old = row(world).layers
+        written = await switched_unnoted(world, one)
+        if daemon_dies:
+            shelf = world.engine._parts.volumes.shelf
+            await shelf.change(
+                row(world).id,
+                lambda r: replace(r, holders=(replace(r.holders[0], state="parted"),)),
+            )
+            await world.vmm(one.id).detach_volume(1)
+            await world.restart()
+        else:
+            await world.engine.snapshot(one.id, volumes="keep-current")
+        now = row(world).layers
+        assert (now.disk, now.active) == ((*old.disk, old.active), written)
+        assert await slots(world, one) == {1: written}
+        assert holders(world) == [(one.id, "attached")]
+
+    play(scene)
+
+
+def test_a_volume_that_grows_has_no_overlay_that_is_too_small(play: Play) -> None:
+    async def scene(world: World) -> None:
+        await world.engine.volumes.create("data", 1)
+        one = await made(world, mount())
+        desk, old = world.engine._parts.volumes, row(world).layers
+        path = await desk.new_overlay("lyr_0000000000000000000n", GIB)
+        await desk.shelf.change(
+            row(world).id, lambda r: replace(r, layers=replace(r.layers, next_active=path.stem))
+        )
+        await world.engine.volumes.grow("data", 2)
+        os.kill(world.vmm(one.id).process.pid, signal.SIGKILL)
+        await world.until(one.id, S.FAILED)
+        await world.engine.volumes.detach(one.id, "/data")
+        assert row(world).layers.active == old.active, "the one that was made larger"
+
+    play(scene)
+
+
+def test_what_could_not_be_put_back_is_before_the_next_snapshot(play: Play) -> None:
+    async def scene(world: World) -> None:
+        await world.engine.volumes.create("data", 1)
+        one = await made(world, mount())
+        world.driver.fail_once["plug"] = VmmFailed("it does not work now")
+        with pytest.raises(VmmFailed):
+            await world.engine.snapshot(one.id, volumes="keep-current")
+        assert holders(world) == [(one.id, "parted")]
+        assert await slots(world, one) == {}
+        await world.engine.pause(one.id)
+        with pytest.raises(WrongState, match="cannot mount volume data again"):
+            await world.engine.snapshot(one.id)
+        await world.engine.resume(one.id)
+        snapshot = await world.engine.snapshot(one.id)
+        assert holders(world) == [(one.id, "attached")]
+        assert await slots(world, one) == {1: row(world).layers.active}
+        assert dict(snapshot.volumes) == {"/data": "data"}
+
+    play(scene)
+
+
+def test_a_machine_that_no_row_knows_and_that_lives_keeps_its_volume(play: Play) -> None:
+    async def scene(world: World) -> None:
+        await world.engine.volumes.create("data", 1)
+        one = await made(world, mount())
+        process = world.vmm(one.id).process
+        await world.engine.aclose()
+        rows = world.engine._parts.rows
+        rows.mark_deleted(replace(rows.living()[0]).with_info(state=S.DELETED), world.clock.now())
+        world.engine = world.new_engine()
+        world.driver.fail["sweep"] = VmmFailed("it does not end")
+        await world.engine.start()
+        world.driver.fail.clear()
+        assert holders(world) == [(one.id, "attached")]
+        two = await world.create()
+        with pytest.raises(VolumeHeld, match=one.id):
+            await world.engine.volumes.attach(two.id, mount())
+        await process.kill()
+        await world.engine.volumes.attach(two.id, mount())
+        await world.restart()  # sweeps the folder
+        assert holders(world) == [(two.id, "attached")]
+
+    play(scene)
+
+
+# ---- what is read ----
+
+
+def test_a_reader_that_goes_back_sleeps_and_wakes_with_what_it_reads(play: Play) -> None:
+    """Its memory has the file system as it was then; the volume has moved on."""
+
+    async def scene(world: World) -> None:
+        await world.engine.volumes.create("data", 1)
+        one, two = await made(world, mount(read_only=True)), await world.create()
+        snapshot = await world.engine.snapshot(one.id)
+        (then,) = world.engine._parts.layers.get(snapshot.id).volumes
+        await world.engine.volumes.detach(one.id, "/data")
+        await world.engine.volumes.attach(two.id, mount())
+        await world.engine.rollback(one.id, snapshot.id)  # who writes to it now is not in the way
+        assert [h for h, _ in holders(world)] == [two.id]
+        read = world.driver.restored[-1][0].volumes[0].layers
+        assert [path.stem for path in read] == [ref.id for ref in then.disk]
+        later = await world.engine.snapshot(one.id)
+        (now,) = world.engine._parts.layers.get(later.id).volumes
+        assert now.disk == then.disk, "what its memory knows"
+        await world.engine.hibernate(one.id)
+        await world.engine.wake(one.id)
+        assert world.driver.restored[-1][0].volumes[0].layers == read
+
+    play(scene)
+
+
+def test_a_reader_that_goes_back_reads_the_volume_itself_if_it_is_as_it_was(play: Play) -> None:
+    async def scene(world: World) -> None:
+        await world.engine.volumes.create("data", 1)
+        one = await made(world, mount(read_only=True))
+        snapshot = await world.engine.snapshot(one.id)
+        for _ in range(2):
+            await world.engine.rollback(one.id, snapshot.id)
+            assert holders(world) == [(one.id, "attached")]
+            await world.engine.volumes.detach(one.id, "/data")
+        assert [v.name for v in await world.engine.volumes.list()] == ["data"]
+
+    play(scene)
+
+
+def test_a_snapshot_whose_volume_went_with_a_fork_says_what_to_do(play: Play) -> None:
+    async def scene(world: World) -> None:
+        await world.engine.volumes.create("data", 1)
+        one = await made(world, mount())
+        (fork,) = await world.engine.fork(one.id, RestoreSpec())
+        assert isinstance(fork, SandboxInfo)
+        snapshot = await world.engine.snapshot(fork.id, volumes="keep-current")
+        await world.engine.delete(fork.id)
+        with pytest.raises(TorporError) as caught:
+            await world.engine.restore(snapshot.id, RestoreSpec(volumes="keep-current"))
+        assert "volumes=detach" in (caught.value.hint or "")
+        there = await world.engine.restore(snapshot.id, RestoreSpec(volumes="detach"))
+        assert await world.engine.volumes.of_sandbox(there.id) == ()
+
+    play(scene)
