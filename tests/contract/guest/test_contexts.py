@@ -15,6 +15,7 @@ import pytest
 from torpor import model_contexts
 from torpor.base.aio import closing
 from torpor.contexts import desk
+from torpor.contexts.asking import ask
 from torpor.contexts.running import Ran, run, run_whole
 from torpor.errors import (
     Busy,
@@ -121,6 +122,23 @@ async def test_runs_come_one_after_the_other_and_can_be_interrupted(
     done = await asyncio.gather(*waiting, return_exceptions=True)
     assert sum(isinstance(each, Ran) for each in done) == 16
     assert not await desk.interrupt(client, bash.id)
+
+
+async def test_a_restart_waits_for_nobody(client: GuestClient, bash: ContextInfo) -> None:
+    await ran(client, bash, "x=1")
+    async with closing(run(client, bash, CodeSpec(code="sleep 60"))) as events:
+        assert isinstance(await anext(events), CodeStarted)
+        waiting = [asyncio.create_task(ran(client, bash, f"echo {i}[$x]")) for i in range(2)]
+        while (await ask(client, bash, {"op": "status"}, limit_s=5))["waiting"] < len(waiting):
+            await asyncio.sleep(0.01)
+        async with asyncio.timeout(30):
+            await asyncio.gather(*(desk.restart(client, bash.id) for _ in range(2)))
+        *_, ended = [event async for event in events]
+        assert isinstance(ended, model_contexts.CodeEnded)
+        assert (ended.status, ended.restarted) == ("stopped", True)
+    assert [r.stdout for r in await asyncio.gather(*waiting)] == ["0[]\n", "1[]\n"]
+    await ran(client, bash, "x=2")
+    assert (await ran(client, bash, "echo $x")).stdout == "2\n", "it is not started anew again"
 
 
 async def test_a_listener_that_leaves(client: GuestClient, bash: ContextInfo) -> None:

@@ -40,6 +40,9 @@ class Context:
         self._turn = asyncio.Lock()
         self._waiting = 0
         self._now: asyncio.Task[dict[str, Any]] | None = None
+        self._restarts: list[asyncio.Future[None]] = []
+        """Restarts that are asked for. Whoever has the turn carries them out, before any run that waits."""
+        self._taking: set[asyncio.Task[None]] = set()
         self.over = asyncio.Event()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -89,6 +92,7 @@ class Context:
         finally:
             self._waiting -= 1
         try:
+            await self._renew()
             out.say("started")
             self._now = asyncio.ensure_future(self._session.run(code, out))
             end = await self._ended(self._now, timeout_s)
@@ -97,7 +101,10 @@ class Context:
             return
         finally:
             self._now = None
-            self._turn.release()
+            try:
+                await self._renew()
+            finally:
+                self._turn.release()
         out.say("done", **{f"{name}_bytes": size for name, size in out.written.items()}, **end)
 
     async def _ended(
@@ -119,10 +126,33 @@ class Context:
 
     async def _restart(self) -> None:
         """Begin anew; what runs is ended, and what waits runs in the new interpreter."""
+        done = asyncio.get_running_loop().create_future()
+        self._restarts.append(done)
         if self._now is not None:
             self._now.cancel()
+        taking = asyncio.ensure_future(self._take_turn())  # whose turn is before may do it
+        self._taking.add(taking)
+        taking.add_done_callback(self._taking.discard)
+        await done
+
+    async def _take_turn(self) -> None:
         async with self._turn:
-            await self._session.restart()
+            await self._renew()
+
+    async def _renew(self) -> None:
+        """Carry out the restarts that are asked for, all by one; only for who has the turn."""
+        while self._restarts:
+            asked, self._restarts = self._restarts, []
+            failure: Exception | None = None
+            try:
+                await self._session.restart()
+            except Exception as exc:  # whoever asked for it is told
+                failure = exc
+            for done in asked:
+                if failure is None:
+                    done.set_result(None)
+                else:
+                    done.set_exception(failure)
 
 
 def _how(running: asyncio.Task[dict[str, Any]]) -> dict[str, Any]:
