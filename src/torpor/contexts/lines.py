@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from typing import Any, Final
 
@@ -55,12 +56,18 @@ class Lines:
 
 def _object(line: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(line, parse_constant=lambda _name: None)
+        found = json.loads(line, parse_constant=lambda _name: None, parse_float=_finite)
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
         raise _nonsense("it sent a line that is no JSON object")
     return found
+
+
+def _finite(text: str) -> float | None:
+    """Return a number; None for one like 1e999, which would be none in our JSON."""
+    found = float(text)
+    return found if math.isfinite(found) else None
 
 
 def event_of(said: dict[str, Any], *, duration_ms: int) -> CodeEvent | None:

@@ -121,19 +121,26 @@ async def _interrupt(guest: Guest, context: ContextInfo) -> None:
 class Ran:
     """What came of one piece of code."""
 
-    stdout: str = ""
-    stderr: str = ""
+    pieces: dict[str, list[str]] = field(default_factory=lambda: {"stdout": [], "stderr": []})
+    """Of its output: a million of them are joined once, and not one by one."""
     results: list[CodeResult] = field(default_factory=list)
     error: CodeError | None = None
     ended: CodeEnded | None = None
 
+    @property
+    def stdout(self) -> str:
+        """What it wrote there."""
+        return "".join(self.pieces["stdout"])
+
+    @property
+    def stderr(self) -> str:
+        """What it wrote there."""
+        return "".join(self.pieces["stderr"])
+
     def add(self, event: CodeEvent) -> None:
         """Take in one event."""
         if isinstance(event, CodeOutput):
-            if event.stream == "stdout":
-                self.stdout += event.text
-            else:
-                self.stderr += event.text
+            self.pieces[event.stream].append(event.text)
         elif isinstance(event, CodeResult):
             self.results.append(event)
         elif isinstance(event, CodeError):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from torpor.contexts.lines import Lines, event_of
+from torpor.contexts.running import Ran
 from torpor.errors import Busy, GuestFailed
 from torpor.model import ExecId, ExecInfo
 from torpor.model_contexts import (
@@ -45,7 +47,17 @@ def test_a_line_that_is_no_object(line: bytes) -> None:
 
 
 def test_numbers_that_json_has_not_are_nothing() -> None:
-    assert Lines().feed(b'{"a": NaN, "b": [Infinity]}\n') == [{"a": None, "b": [None]}]
+    said = b'{"a": NaN, "b": [Infinity, 1e999, -1e999, 1.5]}\n'
+    assert Lines().feed(said) == [{"a": None, "b": [None, None, None, 1.5]}]
+
+
+def test_output_in_a_million_pieces_is_not_copied_a_million_times() -> None:
+    ran, piece = Ran(), CodeOutput("stdout", "x")
+    begun_s = time.process_time()
+    for _ in range(1 << 20):
+        ran.add(piece)
+    assert ran.stdout == "x" * (1 << 20)
+    assert time.process_time() - begun_s < 10, "one by one it takes half a minute"
 
 
 def test_a_line_and_a_run_have_limits() -> None:
