@@ -40,6 +40,22 @@ def volumes(mountinfo: str) -> list[Volume]:
     return sorted(newest_first, key=lambda volume: (-_depth(volume), "/" in volume.places))
 
 
+def top_at(mountinfo: str, path: str) -> tuple[int, int] | None:
+    """Return the device of what is seen at a path where something is mounted: of mounts there, the last."""
+    found = None
+    for line in mountinfo.splitlines():
+        fields = line.split(" ")
+        if len(fields) > 5 and _place(fields[4]) == path:
+            major, _, minor = fields[2].partition(":")
+            if _NUMBER.fullmatch(major) and _NUMBER.fullmatch(minor):
+                found = int(major), int(minor)
+    return found
+
+
+def _place(text: str) -> str:
+    return _ESCAPE.sub(lambda match: chr(int(match[1], 8)), text)
+
+
 def _volume(line: str) -> Volume | None:
     left, _, right = line.partition(" - ")
     before, after = left.split(" "), right.split(" ")
@@ -51,8 +67,7 @@ def _volume(line: str) -> Volume | None:
     kind, source, options = after[0], after[1], after[2]
     if major == "0" and not (kind in _ANONYMOUS and source.startswith("/dev/")):
         return None
-    place = _ESCAPE.sub(lambda match: chr(int(match[1], 8)), before[4])
-    return Volume((int(major), int(minor)), kind, (place,), "rw" in options.split(","))
+    return Volume((int(major), int(minor)), kind, (_place(before[4]),), "rw" in options.split(","))
 
 
 def _depth(volume: Volume) -> int:

@@ -17,7 +17,7 @@ from torpor_guest import errors
 from torpor_guest.busy import holders
 from torpor_guest.errors import AgentError
 from torpor_guest.kernel import Kernel
-from torpor_guest.mounts import Volume, volumes
+from torpor_guest.mounts import Volume, top_at, volumes
 from torpor_guest.paths import checked
 from torpor_guest.programs import Programs
 from torpor_guest.stream import Stream
@@ -66,7 +66,7 @@ class VolumeMethods:
         """Unmount a path and let go of the disk below it; answer the sizes until then. Idempotent."""
         path, slot = _path(params), _slot(params)
         async with self._lock:
-            there = self._mounted(path)
+            there = self._to_unmount(path, slot)
             sizes = self._sizes(path) if there is not None else {}
             if there is not None:
                 await in_own_thread(self._unmount, path, there)
@@ -157,18 +157,53 @@ class VolumeMethods:
                 return found
         return None
 
+    def _to_unmount(self, path: str, slot: int) -> Volume | None:
+        """Return the file system in a place if it is mounted at a path, and None if it is nowhere.
+
+        Raises `AgentError` when its disk cannot go by unmounting that path: it would be torn from what is mounted.
+        """
+        there, device = self._mounted(path), self._find(slot)
+        if device is None:
+            return there
+        number = self._number(device)
+        if there is not None and there.device == number:
+            if top_at(self._kernel.mounts(), path) != number:
+                raise AgentError(
+                    errors.CONFLICT,
+                    f"something else is mounted over {path}",
+                    hint="unmount that first",
+                    path=path,
+                )
+            return there
+        if self._kernel.is_claimed(number):
+            mounted = [v for v in volumes(self._kernel.mounts()) if v.device == number]
+            places = ", ".join(place for v in mounted for place in v.places)
+            raise AgentError(
+                errors.CONFLICT,
+                f"the volume is not at {path} but {f'at {places}' if places else 'in use elsewhere'}",
+                hint="unmount it there",
+                path=path,
+            )
+        return None
+
     def _need(self, path: str) -> None:
         if self._mounted(path) is None:
             raise AgentError(errors.NOT_FOUND, f"no volume is mounted at {path}", path=path)
 
     def _mount(self, device: Path, path: str, read_only: bool) -> None:
         place = self._kernel.path(path)
+        real, root = os.path.realpath(place), os.path.realpath(self._kernel.root)
+        if real != os.path.join(root, path.lstrip("/")):
+            # the kernel lists it by its real path, and by that alone it is found again
+            raise AgentError(
+                errors.INVALID,
+                f"{path} is, or leads through, a symlink; a folder is wanted",
+                hint=f"give the folder itself: {real}",
+            )
         try:
             place.mkdir(parents=True, exist_ok=True)
         except OSError as exc:
             raise errors.from_os(exc, f"make the folder {path}") from exc
-        if place.is_symlink():
-            raise AgentError(errors.INVALID, f"{path} is a symlink; a folder is wanted")
         try:
             self._kernel.mount(device, place, read_only=read_only)
         except OSError as exc:

@@ -234,9 +234,9 @@ def test_who_uses_it_is_named(scene: Scene) -> None:
     entry.mkdir(parents=True)
     (entry / "comm").write_text("sleep\n")
     (entry / "cwd").symlink_to("/")
-    scene.kernel.text = scene.kernel.text.replace(
-        "8:0 / /data", f"{os.major(number) or 8}:{os.minor(number)} / /data"
-    )
+    device = f"{os.major(number) or 8}:{os.minor(number)}"
+    scene.kernel.text = scene.kernel.text.replace("8:0 / /data", f"{device} / /data")
+    scene.kernel.path("/sys/block/sda/dev").write_text(f"{device}\n")
     scene.kernel.refusals["unmount"] = (errno.EBUSY, 0)
     error = scene.refuses("unmount", "in use by")
     assert error.code == "conflict"
@@ -284,6 +284,46 @@ def test_a_link_in_the_place_of_the_folder_is_refused(scene: Scene) -> None:
     scene.kernel.path("/real").mkdir()
     scene.kernel.path("/data").symlink_to(scene.kernel.path("/real"))
     assert scene.refuses("mount", "symlink").code == "invalid"
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_path_that_leads_through_a_link_is_refused(scene: Scene, there: bool) -> None:
+    """It could not be found again at its path, and its disk would be torn from it."""
+    scene.kernel.plug(3)
+    scene.kernel.path("/run").mkdir()
+    if there:
+        scene.kernel.path("/run/data").mkdir()
+    scene.kernel.path("/var").mkdir()
+    scene.kernel.path("/var/run").symlink_to("../run")
+    error = scene.refuses("mount", "leads through, a symlink", path="/var/run/data")
+    assert (error.code, error.hint.endswith("/run/data")) == ("invalid", True)
+    assert scene.kernel.path("/run/data").exists() == there, "nothing is made there"
+
+
+def test_a_disk_that_was_mounted_elsewhere_is_not_torn_away(scene: Scene) -> None:
+    scene.kernel.plug(3)
+    scene.ask("mount")
+    scene.kernel.text = scene.kernel.text.replace(" /data ", " /moved ")  # mount --move
+    scene.kernel.claimed = True
+    assert scene.refuses("unmount", "not at /data but at /moved").code == "conflict"
+    assert not scene.kernel.path("/sys/block/sda/device/delete").read_text(), "the disk stays"
+    assert ("unmount", "data") not in scene.kernel.calls
+    scene.kernel.text = ""
+    scene.refuses("unmount", "in use elsewhere")
+    scene.kernel.claimed = False
+    assert scene.ask("unmount")["was_mounted"] is False
+    assert scene.kernel.path("/sys/block/sda/device/delete").read_text() == "1"
+
+
+def test_what_lies_over_a_volume_or_in_its_stead_is_not_unmounted(scene: Scene) -> None:
+    scene.kernel.plug(3)
+    scene.ask("mount")
+    ours = scene.kernel.text
+    scene.kernel.text = ours + "41 40 0:50 / /data rw - tmpfs tmpfs rw\n"
+    assert scene.refuses("unmount", "mounted over /data").code == "conflict"
+    scene.kernel.text = "41 1 7:0 / /data rw - ext4 /dev/loop0 rw\n"
+    assert scene.ask("unmount")["was_mounted"] is False
+    assert [c for c in scene.kernel.calls if c[0] == "unmount"] == []
 
 
 def test_a_new_volume_is_the_default_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
