@@ -73,11 +73,13 @@ async def _mounted(
     for holder in info.holders:
         if holder.read_only and to_write:
             continue
-        with contextlib.suppress(NotFound):
+        try:
             sandbox = await AsyncSandbox.get(holder.sandbox_id, client=volume.client)
-            if sandbox.info.state in _ALIVE:
-                yield sandbox.filesystem, holder.path
-                return
+        except NotFound:
+            continue
+        if sandbox.info.state in _ALIVE:
+            yield sandbox.filesystem, holder.path
+            return
     # read-only it can be mounted only if its journal needs no replay
     read_only = not to_write and info.clean
 

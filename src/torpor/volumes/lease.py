@@ -75,7 +75,21 @@ def free_slot(taken_slots: Collection[int], slots: Iterable[int], sandbox_id: st
     )
 
 
-_RESERVED = ("/", "/proc", "/sys", "/dev", "/run/torpor", "/var/lib/torpor", "/etc/torpor", "/boot")
+_TREES = ("/proc", "/sys", "/dev", "/run/torpor", "/var/lib/torpor", "/etc/torpor", "/boot")
+"""Neither these nor what lies in them."""
+_SYSTEM = (
+    "/bin",
+    "/etc",
+    "/lib",
+    "/lib64",
+    "/run",
+    "/sbin",
+    "/usr",
+    "/var",
+    "/var/lib",
+    "/var/run",
+)
+"""What the machine itself lives on: a file system there hides it. What lies in them is free."""
 
 
 def check_path(path: str) -> str:
@@ -87,7 +101,8 @@ def check_path(path: str) -> str:
             f"{path[:200]!r} is no path for a volume",
             hint="give an absolute path without '.', '..' and a '/' at its end, such as /data",
         )
-    if path in _RESERVED or path.startswith(("/proc/", "/sys/", "/dev/")):
+    in_tree = any(path == tree or path.startswith(f"{tree}/") for tree in _TREES)
+    if path == "/" or path in _SYSTEM or in_tree:
         raise InvalidRequest(
             f"no volume can be mounted at {path}", hint="choose a path such as /data"
         )

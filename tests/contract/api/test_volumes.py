@@ -147,6 +147,9 @@ def test_copying_through_who_has_it(tmp_path: Path) -> None:
     for wrong in ("file", "/../file"):
         with pytest.raises(InvalidRequest):
             data.copy_out(wrong, tmp_path)
+    with pytest.raises(NotFound, match="/data/none"):
+        data.copy_out("/none", tmp_path)
+    assert [s.id for s in Sandbox.list()] == [sandbox.id], "no other was tried"
 
 
 def test_copying_through_a_sandbox_that_is_made_for_it(
