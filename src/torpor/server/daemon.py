@@ -44,7 +44,7 @@ from torpor.server.hosts import Hosts
 from torpor.server.listen import listen_tcp, listen_unix
 from torpor.server.previews.proxy import Previews
 from torpor.server.previews.upgrade import Upgrades
-from torpor.server.protocol import Connection
+from torpor.server.protocol import Connection, Socket
 from torpor.server.traces import start_traces
 from torpor.server.watch import Watch
 
@@ -263,7 +263,7 @@ async def listening(
             log_config=None,
             log_level="warning",
             lifespan="off",
-            ws="websockets-sansio",
+            ws=Socket,
             ws_max_size=limits.MESSAGE_MOST_BYTES,
             ws_per_message_deflate=False,
             # a client whose program reads nothing does not answer, and is none the worse for it

@@ -16,6 +16,10 @@ BUFFERED_MOST_BYTES = 128 << 20
 """Of all bodies together that a listener holds at one time."""
 MESSAGE_MOST_BYTES = 1 << 20
 """Largest message over a WebSocket of ours; those through previews are not looked at."""
+FRAGMENTS_MOST = 4096
+"""Frames that such a message may come in."""
+UNREAD_MOST_BYTES = 4 << 20
+"""Answers to pings and what else waits for a client that reads nothing; then its WebSocket is cut."""
 BODY_SILENCE_S = 60.0
 """Seconds without a byte after which a body is given up."""
 HEAD_LIMIT_BYTES = 64 << 10

@@ -9,6 +9,8 @@ from typing import Any
 import h11
 from typing_extensions import override
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import Frame
 
 from torpor.errors import InvalidRequest, OperationTimeout, RateLimited, TorporError
 from torpor.server import limits
@@ -170,3 +172,25 @@ class Connection(H11Protocol):
             self.transport.abort()
             return
         self.transport.close()
+
+
+class Socket(WebSocketsSansIOProtocol):
+    """One WebSocket of ours. What comes between a client's messages takes no memory without end."""
+
+    @override
+    def handle_ping(self) -> None:
+        if self.transport.is_closing():
+            return
+        super().handle_ping()
+        if self.transport.get_write_buffer_size() > limits.UNREAD_MOST_BYTES:
+            log.warning("a WebSocket was cut: its client sends pings and reads nothing")
+            self.transport.abort()
+
+    @override
+    def handle_cont(self, event: Frame) -> None:
+        if self.transport.is_closing():
+            return
+        super().handle_cont(event)
+        if len(self.frames) > limits.FRAGMENTS_MOST:
+            log.warning("a WebSocket was cut: a message came in over %d frames", limits.FRAGMENTS_MOST)
+            self.transport.abort()

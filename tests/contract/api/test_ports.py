@@ -390,6 +390,31 @@ def test_a_message_that_is_too_large_ends_the_tunnel(home: Home, rest: Rest) -> 
         send(tunnel)
 
 
+@pytest.mark.parametrize(
+    ("first", "frame"),
+    [(b"", b"\x89\xfd\0\0\0\0" + bytes(125)), (b"\x02\x80\0\0\0\0", b"\x00\x80\0\0\0\0")],
+    ids=["pings", "fragments"],
+)
+def test_frames_without_end_take_no_memory_without_end(
+    home: Home, rest: Rest, first: bytes, frame: bytes
+) -> None:
+    with echoing() as port, socket.socket(socket.AF_UNIX) as link:
+        sandbox = rest.create()
+        head = f"GET /v1/sandboxes/{sandbox}/ports/{port}/tunnel HTTP/1.1\r\nHost: torpor\r\n"
+        head += "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+        head += "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+        link.settimeout(10)
+        link.connect(str(home.socket))
+        link.sendall(head.encode())
+        assert link.recv(1000).startswith(b"HTTP/1.1 101 ")
+        link.sendall(first)
+        many = frame * (65536 // len(frame))
+        with pytest.raises(ConnectionError):
+            for _ in range((24 << 20) // len(many)):
+                link.sendall(many)
+    assert rest.ok("GET", "/v1/health")["status"] == "ok"
+
+
 def test_an_idle_tunnel_is_closed(home: Home, rest: Rest) -> None:
     with echoing() as port, opened(home, rest.create(), port, "?idle_seconds=1") as tunnel:
         assert "operation.timeout" in tunnel.recv(timeout=20)
