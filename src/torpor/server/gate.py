@@ -100,8 +100,10 @@ class TcpDoor:
         client = scope.get("client")
         address = str(client[0]) if client else ""
         self._failures.check(address)
+        # who shows none guesses none: a web page, which can show none, must not shut the user's programs out
+        shown = _shown(scope, headers)
         try:
-            found = self._access.tokens.check(_shown(scope, headers))
+            found = self._access.tokens.check(shown)
         except NotAuthenticated:
             self._failures.take(address)
             raise

@@ -204,6 +204,23 @@ class TestRates:
         assert 1 <= int(reply.headers["retry-after"]) <= 6
         assert httpx.get(f"{slow.url}/v1/me", headers=bearer(other)).status_code == 200
 
+    def test_who_shows_no_token_shuts_nobody_out(self, slow: Tcp) -> None:
+        name = f"8000-sbx_{'a' * 20}.localhost:{slow.url.rpartition(':')[2]}"
+        elsewhere = {"host": name, "sec-fetch-site": "cross-site"}
+        for _ in range(FAILURES_BURST + 3):
+            assert httpx.get(f"{slow.url}/v1/me").status_code == 401
+            assert httpx.get(slow.url, headers={"host": name}).status_code == 401
+            bad = httpx.get(f"{slow.url}/?torpor_preview=1.a", headers=elsewhere)
+            assert bad.status_code == 401
+        right = httpx.get(f"{slow.url}/v1/me", headers=bearer(slow.token("right")))
+        assert right.status_code == 200
+        codes = [
+            httpx.get(f"{slow.url}/?torpor_preview=1.a", headers={"host": name}).status_code
+            for _ in range(FAILURES_BURST + 3)
+        ]
+        assert codes[0] == 401
+        assert codes[-1] == 429
+
     def test_guessing_is_slow(self, slow: Tcp) -> None:
         codes = [
             httpx.get(f"{slow.url}/v1/me", headers=bearer(f"guess-{n}")).status_code

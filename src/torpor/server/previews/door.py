@@ -72,12 +72,19 @@ class PreviewDoor:
         try:
             found = self._found(scope, target)
         except NotAuthenticated:
-            self._failures.take(address)
+            if not _is_made_elsewhere(scope):  # a page must not shut out the people at its address
+                self._failures.take(address)
             raise
+        if found is None:
+            raise NotAuthenticated(
+                "a preview needs a link or a token",
+                hint="make a link: torpor preview SANDBOX PORT; or send the header X-Torpor-Token: TOKEN",
+            )
         self._requests.take(f"{target.sandbox_id}/{target.port}")
         return found
 
-    def _found(self, scope: Scope, target: Target) -> Pass:
+    def _found(self, scope: Scope, target: Target) -> Pass | None:
+        """Return who shows something that counts here; None: nothing is shown."""
         token, rest = _token_in(scope["headers"])
         query, links = _link_in(scope["query_string"])
         rest, cookies = _cookie_in(rest)
@@ -106,10 +113,14 @@ class PreviewDoor:
                 return replace(found, link=shown, ends=ends)
             _check_maker(scope)
             return found
-        raise failure or NotAuthenticated(
-            "a preview needs a link or a token",
-            hint="make a link: torpor preview SANDBOX PORT; or send the header X-Torpor-Token: TOKEN",
-        )
+        if failure is not None:
+            raise failure
+        return None
+
+
+def _is_made_elsewhere(scope: Scope) -> bool:
+    """Return whether a browser says that a page of another origin made a request."""
+    return dict(scope["headers"]).get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin")
 
 
 def _check_maker(scope: Scope) -> None:
@@ -118,12 +129,11 @@ def _check_maker(scope: Scope) -> None:
     origin = headers.get(b"origin")
     if origin is not None and not is_origin_of(origin, headers.get(b"host", b"")):
         raise _from_elsewhere()
-    site = headers.get(b"sec-fetch-site", b"none")
     is_visit = headers.get(b"sec-fetch-mode") == b"navigate" and scope.get("method") in (
         "GET",
         "HEAD",
     )
-    if site not in (b"none", b"same-origin") and not is_visit:
+    if _is_made_elsewhere(scope) and not is_visit:
         raise _from_elsewhere()
 
 
