@@ -39,6 +39,8 @@ _ERRORS: Final[Mapping[str, type[TorporError]]] = {
     "refused": PortClosed,
     "failed": GuestFailed,
 }
+_OURS: Final = frozenset({"message", "hint", "self", "retry_after_seconds"})
+"""Facts that mean something to the daemon itself, which a guest does not say."""
 _MAX_TEXT: Final = 4096
 _MAX_COMMAND: Final = 2 << 20
 _LAST_SECOND: Final = 253402300799
@@ -55,7 +57,7 @@ def error_of(error: object) -> TorporError:
         {
             str(key)[:64]: value if isinstance(value, int) else value[:_MAX_TEXT]
             for key, value in list(facts.items())[:16]
-            if isinstance(value, (int, str)) and key not in ("message", "hint", "self")
+            if isinstance(value, (int, str)) and key not in _OURS
         }
         if isinstance(facts, dict)
         else {}

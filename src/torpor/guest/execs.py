@@ -168,15 +168,15 @@ class _Events(AsyncIterator[ExecEvent]):
             return event
         if self._is_over:
             raise StopAsyncIteration
-        piece = await self._channel.receive(self._stream, limit_s=None)
-        if piece is None:
-            self._is_over = True
-            answer = self._channel.result(self._stream)
-            return ExecEnded(exec_info(answer.get("exec"), self._exec_id))
-        channel, data = piece
-        if channel == protocol.CHANNEL_ITEMS:
+        channel, data = protocol.CHANNEL_ITEMS, b""
+        while channel == protocol.CHANNEL_ITEMS:
             self._skip(data)
-            return await self.__anext__()
+            piece = await self._channel.receive(self._stream, limit_s=None)
+            if piece is None:
+                self._is_over = True
+                answer = self._channel.result(self._stream)
+                return ExecEnded(exec_info(answer.get("exec"), self._exec_id))
+            channel, data = piece
         if channel not in _NAMES:
             raise GuestFailed(f"the guest agent sent output on channel {channel}")
         begin = self._offsets[channel]

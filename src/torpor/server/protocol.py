@@ -192,5 +192,7 @@ class Socket(WebSocketsSansIOProtocol):
             return
         super().handle_cont(event)
         if len(self.frames) > limits.FRAGMENTS_MOST:
-            log.warning("a WebSocket was cut: a message came in over %d frames", limits.FRAGMENTS_MOST)
+            log.warning(
+                "a WebSocket was cut: a message came in over %d frames", limits.FRAGMENTS_MOST
+            )
             self.transport.abort()

@@ -16,7 +16,8 @@ import pytest
 
 from tests.contract.guest.agent import eventually
 from tests.contract.guest.steps import run, slurp, stream
-from torpor.errors import GuestFailed, GuestUnreachable, NotFound, TorporError
+from torpor.errors import GuestFailed, GuestUnreachable, LimitExceeded, NotFound, TorporError
+from torpor.guest.channel import WINDOW
 from torpor.guest.client import GuestClient, connect
 from torpor.model import ExecId
 from torpor_guest import protocol
@@ -399,6 +400,51 @@ async def test_items_that_are_none(liar: Liar, client: GuestClient) -> None:
         await run(client, "true")
 
 
+async def test_items_that_are_too_long_together(
+    liar: Liar, client: GuestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torpor.guest.calls._ITEMS_BYTES", 10 << 20)
+    item = pack_json({**GOOD_EXEC, "command": "x" * (1 << 20)}) + b"\n"
+    sent = 0
+
+    async def answer(liar: Liar, frame: Frame, message: dict[str, Any]) -> None:
+        nonlocal sent
+        for number in range(64):
+            for at in range(0, len(item), 60_000):
+                while sent - granted(liar, frame.stream) > WINDOW - 70_000:
+                    await asyncio.sleep(0.001)
+                piece = item[at : at + 60_000]
+                await liar.send(protocol.DATA, frame.stream, piece, flags=protocol.CHANNEL_ITEMS)
+                sent += len(piece) + protocol.FRAME_COST
+            assert number < 20, "nobody stops it"
+        await liar.close(frame.stream, {"ok": {}})
+
+    liar.answer = answer
+    with pytest.raises(GuestFailed, match="sent more than 10485760 bytes"):
+        await client.exec_list()
+
+
+def granted(liar: Liar, stream_number: int) -> int:
+    """Return how much the host let the guest send, beyond the window."""
+    mine = [f for f in liar.frames if f.type == protocol.CREDIT and f.stream == stream_number]
+    return sum(int.from_bytes(f.payload, "big") for f in mine)
+
+
+async def test_more_skips_than_python_has_stack(liar: Liar, client: GuestClient) -> None:
+    async def answer(liar: Liar, frame: Frame, message: dict[str, Any]) -> None:
+        started = {"started": {**GOOD_EXEC, "exec_id": message["params"]["exec_id"]}}
+        skip = encode(
+            protocol.DATA, protocol.CHANNEL_ITEMS, liar.epoch, frame.stream, b'{"skipped_to": 1}\n'
+        )
+        data = pack_json({**started, "stdout_offset": 0}) + b"\n"
+        await liar.send(protocol.DATA, frame.stream, data, flags=protocol.CHANNEL_ITEMS)
+        await liar.raw(skip * 2000)
+        await liar.close(frame.stream, {"ok": {"exec": started["started"]}})
+
+    liar.answer = answer
+    assert (await run(client, "true")).info.exit_code == 0
+
+
 @pytest.mark.parametrize(
     "close",
     [
@@ -417,6 +463,19 @@ async def test_senseless_ends(liar: Liar, client: GuestClient, close: dict[str, 
     with pytest.raises(GuestFailed) as caught:
         await client.stat("/x")
     assert len(str(caught.value)) < 5000
+
+
+async def test_facts_that_only_the_daemon_says(liar: Liar, client: GuestClient) -> None:
+    facts = {"retry_after_seconds": "soon\u20ac", "path": "/x"}
+
+    async def answer(liar: Liar, frame: Frame, message: dict[str, Any]) -> None:
+        error = {"code": "limit", "message": "too much", "facts": facts}
+        await liar.close(frame.stream, {"error": error})
+
+    liar.answer = answer
+    with pytest.raises(LimitExceeded) as caught:
+        await client.stat("/x")
+    assert caught.value.facts == {"path": "/x"}, "it would be a header of the daemon's answer"
 
 
 def packed(*members: tuple[str, bytes, str]) -> bytes:
