@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Final
 
 from torpor.base.aio import finish
@@ -18,7 +18,14 @@ from torpor.base.ids import new_id
 from torpor.base.units import GIB
 from torpor.databases import server
 from torpor.databases.lives import Lives, Rooms
-from torpor.databases.making import Making, check_size, log_name, restore_spec, volume_name
+from torpor.databases.making import (
+    Making,
+    check_size,
+    first_name,
+    log_name,
+    restore_spec,
+    volume_name,
+)
 from torpor.databases.passwords import new_password
 from torpor.db.databases import DatabaseRow
 from torpor.errors import (
@@ -146,9 +153,10 @@ class Branches:
         """Give a row a volume that begins as the source's is, or was."""
         volumes = self.rooms.engine.volumes
         made = await volumes.clone(
-            str(source.volume_id), volume_name(row.name), snapshot=base.id if base else None
+            str(source.volume_id), first_name(row), snapshot=base.id if base else None
         )
         row = await self.rooms.shelf.change(row.id, lambda r: replace(r, volume_id=made.id))
+        await volumes.keep(made.id, new_name=volume_name(row.name))
         if row.size_bytes > made.size_bytes:
             await volumes.grow(made.id, row.size_bytes / GIB)
         return row
@@ -168,7 +176,7 @@ class Branches:
         await self._close_log(source, target_time)
         volumes = self.rooms.engine.volumes
         row = await self._volume_of(source, row, base)
-        log = await volumes.clone(str(source.volume_id), log_name(row.name))
+        log = await volumes.clone(str(source.volume_id), log_name(row))
         try:
             progress(DatabaseStep("machine", "starting a machine for it"))
             mounts = (
@@ -228,7 +236,7 @@ class Branches:
             f"database {source.name} cannot be had as of {wanted.isoformat()}: {why}",
             hint=f"it can be from {since} until now",
             database=source.name,
-            target_time=wanted.astimezone(UTC).isoformat(),
+            target_time=wanted.isoformat(),
             recoverable_from=None if oldest is None else oldest.isoformat(),
         )
 

@@ -20,11 +20,18 @@ from torpor.databases import server
 from torpor.databases.passwords import Passwords, verifier_of
 from torpor.databases.shelf import DatabaseShelf
 from torpor.db.databases import DatabaseRow
-from torpor.errors import Conflict, DataDamaged, NotFound, TorporError, WrongState
+from torpor.errors import (
+    Conflict,
+    DataDamaged,
+    NotFound,
+    TorporError,
+    VolumeHeld,
+    WrongState,
+)
 from torpor.guest.port import Guest
-from torpor.model import SandboxId, SandboxInfo, SandboxSpec, SandboxState
+from torpor.model import SandboxId, SandboxInfo, SandboxSpec, SandboxState, SnapshotInfo
 from torpor.model_databases import DatabaseId, DatabaseState
-from torpor.model_volumes import VolumeMount
+from torpor.model_volumes import VolumeInfo, VolumeMount
 from torpor.sandboxes.port import EnginePort
 
 S = SandboxState
@@ -163,17 +170,26 @@ class Lives:
                     self._rooms.report(f"snapshot {snapshot.id}", exc)
 
     async def check_unneeded(self, row: DatabaseRow) -> None:
-        """Raise `Conflict` while somebody keeps snapshots of a database's machine, which need its volume."""
-        if row.sandbox_id is None:
-            return
-        kept = [
-            s.id
-            for s in await self._engine.snapshots(SandboxId(row.sandbox_id))
-            if s.reason not in ("hibernate", "fork") or s.label is not None or s.protected
-        ]
+        """Raise what forbids that a database's volume goes, before anything of it does.
+
+        Raises:
+            VolumeHeld: the volume is attached to another sandbox.
+            Conflict: snapshots of the database's machine, or of another with its volume, are kept.
+        """
+        volumes = await self._engine.volumes.list()
+        volume = next((v for v in volumes if v.id == row.volume_id), None)
+        others = [h for h in volume.holders if h.sandbox_id != row.sandbox_id] if volume else []
+        if others:
+            raise VolumeHeld(
+                f"the volume of database {row.name} is attached to sandbox {others[0].sandbox_id}",
+                hint=f"detach it there: torpor volume detach {others[0].sandbox_id} {others[0].path}; "
+                f"or keep it: torpor db rm {row.name} --keep-volume",
+                holders=[h.sandbox_id for h in others],
+            )
+        kept = [s.id for s in await self._engine.snapshots() if _needs(s, row, volume)]
         if kept:
             raise Conflict(
-                f"{len(kept)} snapshots of the machine of database {row.name} are kept, such as {kept[0]}",
+                f"{len(kept)} snapshots with the volume of database {row.name} are kept, such as {kept[0]}",
                 hint=f"delete those first: torpor snapshot rm {kept[0]}",
                 snapshots=kept[:20],
             )
@@ -187,6 +203,15 @@ class Lives:
                 await server.stop(guest)
         except TorporError as exc:
             self._rooms.report(f"stopping {row.name}", exc)
+
+
+def _needs(snapshot: SnapshotInfo, row: DatabaseRow, volume: VolumeInfo | None) -> bool:
+    """Return whether a snapshot that is not made along the way needs a database's volume."""
+    if snapshot.sandbox_id == row.sandbox_id:
+        by_the_way = snapshot.reason in ("hibernate", "fork") and snapshot.label is None
+        return not by_the_way or bool(snapshot.protected)
+    has_it = volume is not None and volume.name in snapshot.volumes.values()
+    return has_it and snapshot.workspace == row.workspace and snapshot.volumes_mode != "detach"
 
 
 def metadata_of(row: DatabaseRow) -> dict[str, str]:

@@ -109,9 +109,10 @@ class Making:
         """Make a machine of another size than the seed's, with an empty volume, and let it set itself up."""
         progress(DatabaseStep("volume", f"making a volume of {format_bytes(row.size_bytes)}"))
         made = await self.rooms.engine.volumes.create(
-            volume_name(row.name), row.size_bytes / GIB, workspace=row.workspace
+            first_name(row), row.size_bytes / GIB, workspace=row.workspace
         )
         row = await self.rooms.shelf.change(row.id, lambda r: replace(r, volume_id=made.id))
+        await self.rooms.engine.volumes.keep(made.id, new_name=volume_name(row.name))
         progress(DatabaseStep("machine", f"starting a machine with {row.ram_mib} MiB"))
         await self.lives.boot(row)
         return row
@@ -152,10 +153,8 @@ class Making:
         """Remove the volume of a create that ended before its row knew it."""
         if row.state != "creating" or keep_volume:
             return
-        names = {volume_name(row.name), log_name(row.name)}
         for volume in await self.rooms.engine.volumes.list():
-            mine = volume.name in names and volume.workspace == row.workspace
-            if mine and volume.created_at >= row.created_at and not volume.holders:
+            if volume.name in (first_name(row), log_name(row)) and not volume.holders:
                 await self.rooms.engine.volumes.delete(volume.id, snapshots=True)
 
 
@@ -164,9 +163,14 @@ def volume_name(name: str) -> str:
     return f"db-{name}"
 
 
-def log_name(name: str) -> str:
+def first_name(row: DatabaseRow) -> str:
+    """Return the name of a database's volume until its row knows it: nobody else's is called that."""
+    return f"db-{row.id.removeprefix('db_')}"
+
+
+def log_name(row: DatabaseRow) -> str:
     """Return the name of the volume that a clone as of a time finds the log on, while it is made."""
-    return f"db-{name}-log"
+    return f"{first_name(row)}-log"
 
 
 def check_size(size_bytes: int) -> None:

@@ -11,7 +11,7 @@ import contextlib
 from typing import Final
 
 from torpor.base.aio import closing, finish
-from torpor.base.ids import new_id
+from torpor.base.ids import is_id, new_id
 from torpor.base.units import GIB
 from torpor.databases import server
 from torpor.databases.lives import Rooms
@@ -23,6 +23,9 @@ from torpor.model_volumes import VolumeMount
 _MARK: Final = "database_seed"
 """In a seed's metadata: the digest of its template."""
 _HOLDER: Final = "databases"
+_REASON: Final = "new databases begin from it"
+"""Metadata is anybody's; that a snapshot is protected for this, nobody else can say."""
+_VOLUME: Final = "postgres-seed-"
 _END_S: Final = 120.0
 
 
@@ -60,12 +63,13 @@ class Seeds:
             return await self._take(template)
 
     def _known(self, snapshots: tuple[SnapshotInfo, ...], digest: str) -> SnapshotId | None:
-        return next((s.id for s in snapshots if s.metadata.get(_MARK) == digest), None)
+        marked = (s for s in snapshots if s.metadata.get(_MARK) == digest)
+        return next((s.id for s in marked if _REASON in s.protected), None)
 
     async def drop(self) -> None:
         """Remove all seeds, such as those of templates that were built anew or that this host cannot restore."""
         for snapshot in await self._engine.snapshots():
-            if _MARK not in snapshot.metadata:
+            if _MARK not in snapshot.metadata or _REASON not in snapshot.protected:
                 continue
             await self._engine.unprotect(snapshot.id, _HOLDER)
             try:
@@ -77,7 +81,7 @@ class Seeds:
 
     async def _take(self, template: TemplateInfo) -> SnapshotId:
         sandbox_id = SandboxId(new_id("sbx"))
-        name = f"postgres-seed-{sandbox_id[4:12]}"
+        name = _VOLUME + sandbox_id.removeprefix("sbx_")
         await self._engine.volumes.create(name, LEAST_BYTES / GIB)
         try:
             await self._engine.create(
@@ -95,7 +99,7 @@ class Seeds:
             made = await self._engine.snapshot(
                 sandbox_id, metadata={_MARK: template.digest}, volumes="include"
             )
-            await self._engine.protect(made.id, _HOLDER, "new databases begin from it")
+            await self._engine.protect(made.id, _HOLDER, _REASON)
             await self._engine.delete(sandbox_id)
         except BaseException:
             await finish(self._undo(sandbox_id, name), within_s=_END_S)
@@ -111,10 +115,15 @@ class Seeds:
         await self._engine.volumes.delete(volume, snapshots=True)
 
     async def clean(self) -> None:
-        """Remove what an earlier daemon left half-made: volumes of seeds that no snapshot needs."""
-        needed = {v for s in await self._engine.snapshots() for v in s.volumes.values()}
+        """Remove what an earlier daemon left half-made: volumes of seeds that no seed needs, with their machines."""
+        needed = {
+            name
+            for snapshot in await self._engine.snapshots()
+            if _REASON in snapshot.protected
+            for name in snapshot.volumes.values()
+        }
         for volume in await self._engine.volumes.list():
-            if volume.name.startswith("postgres-seed-") and volume.name not in needed:
-                for holder in volume.holders:
-                    await self._engine.delete(SandboxId(holder.sandbox_id))
-                await self._engine.volumes.delete(volume.id, snapshots=True)
+            maker = "sbx_" + volume.name.removeprefix(_VOLUME)
+            is_seeds = volume.name.startswith(_VOLUME) and is_id(maker, "sbx")
+            if is_seeds and volume.name not in needed:
+                await self._undo(SandboxId(maker), volume.id)

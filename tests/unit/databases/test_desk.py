@@ -16,7 +16,7 @@ from torpor.base.home import Home
 from torpor.databases import query, server
 from torpor.databases.branches import CloneSpec
 from torpor.databases.desk import DatabaseDesk
-from torpor.databases.making import volume_name
+from torpor.databases.making import first_name
 from torpor.db.database import Database as Store
 from torpor.db.databases import DatabaseRow, DatabaseRows
 from torpor.errors import (
@@ -223,7 +223,7 @@ async def test_the_next_daemon_removes_what_was_half_made_and_goes_on_with_the_r
     rows = DatabaseRows.attach(home.database)
     rows.insert(row)
     rows.close()
-    await engine.volumes.create(volume_name("half"))
+    await engine.volumes.create(first_name(row))
     (home.databases / f"{row.id}.password").write_text("x" * 32)
 
     second = await opened(home, engine)

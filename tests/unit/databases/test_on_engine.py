@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Coroutine
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -20,11 +20,21 @@ from torpor.databases import query, server
 from torpor.databases.branches import Branches, CloneSpec
 from torpor.databases.desk import DatabaseDesk
 from torpor.databases.making import Making
+from torpor.databases.seeds import Seeds
+from torpor.databases.shelf import DatabaseShelf
 from torpor.db.databases import DatabaseRows
-from torpor.errors import Conflict, GuestFailed, InsufficientResources, NotFound, OutsideArchive
+from torpor.errors import (
+    Conflict,
+    GuestFailed,
+    InsufficientResources,
+    NotFound,
+    OutsideArchive,
+    VolumeHeld,
+)
 from torpor.guest.port import Guest
 from torpor.model import SandboxId, SandboxInfo, SandboxState
 from torpor.model_databases import DatabaseInfo, DatabaseSpec, DatabaseState
+from torpor.model_volumes import VolumeMount
 from torpor.sandboxes import volume_engine
 
 __all__ = ["play"]
@@ -260,6 +270,136 @@ def test_snapshots_of_its_machine_that_are_kept_keep_it(scene: Callable[[Scene],
             await desk.delete("one")
         assert (await desk.get("one")).state is D.RUNNING
         await world.engine.delete_snapshot(kept.id)
+
+    scene(work)
+
+
+def test_a_delete_that_cannot_be_is_refused_before_anything_goes(
+    scene: Callable[[Scene], None],
+) -> None:
+    async def work(world: World, desk: DatabaseDesk) -> None:
+        made = await desk.create(DatabaseSpec(name="one"))
+        first = SandboxId(str(made.sandbox_id))
+        kept = await world.engine.snapshot(first, label="mine")
+        await world.engine.delete(first)
+        other = await world.create()
+        there = VolumeMount(volume=str(made.volume_id), path="/data")
+        await world.engine.volumes.attach(other.id, there)
+        with pytest.raises(VolumeHeld, match=other.id):
+            await desk.delete("one")
+        await world.engine.volumes.detach(other.id, "/data")
+        woken = await desk.wake("one")
+        with pytest.raises(Conflict, match=kept.id):  # of a machine that is gone
+            await desk.delete("one")
+        now = await desk.get("one")
+        assert (now.state, *names(now)) == (D.RUNNING, *names(woken)), "it goes on"
+        await world.engine.delete_snapshot(kept.id)
+
+    scene(work)
+
+
+@pytest.mark.parametrize("way", ["seed", "boot", "clone"])
+def test_a_volume_of_somebody_that_has_its_name_is_left_alone(
+    scene: Callable[[Scene], None], monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    async def work(world: World, desk: DatabaseDesk) -> None:
+        await desk.create(DatabaseSpec(name="one"))
+        check_new = Making.check_new
+
+        async def late(self: Making, name: str, size_bytes: int, workspace: str) -> None:
+            await check_new(self, name, size_bytes, workspace)
+            world.clock.time += timedelta(seconds=1)
+
+        insert = DatabaseShelf.insert
+
+        async def then_another(self: DatabaseShelf, row: Any) -> None:
+            await insert(self, row)
+            world.clock.time += timedelta(seconds=1)
+            await world.engine.volumes.create("db-two", 1)
+
+        monkeypatch.setattr(Making, "check_new", late)
+        monkeypatch.setattr(DatabaseShelf, "insert", then_another)
+        if way == "clone":
+            await desk.hibernate("one")
+        begun = (
+            desk.clone("one", CloneSpec(name="two"))
+            if way == "clone"
+            else desk.create(DatabaseSpec(name="two", ram_mib=None if way == "seed" else 1024))
+        )
+        with pytest.raises(Conflict, match="volume db-two"):
+            await begun
+        found = {v.name for v in await world.engine.volumes.list()}
+        assert {n for n in found if n.startswith("db-")} == {"db-one", "db-two"}
+        await world.engine.volumes.delete("db-two")
+
+    scene(work)
+
+
+def test_what_is_called_like_a_seed_is_none(play: Play, machine: Server) -> None:
+    async def main(world: World) -> None:
+        await world.engine.volumes.create("postgres-seed-fixtures", 1)
+        mine = await world.create(
+            volumes=(VolumeMount(volume="postgres-seed-fixtures", path="/data"),)
+        )
+        digest = (await world.engine.template("base")).digest
+        planted = await world.engine.snapshot(mine.id, metadata={"database_seed": digest})
+        async with opened(world, machine) as desk:
+            one = await desk.create(DatabaseSpec(name="one"))
+            begun = (await world.engine.get(SandboxId(str(one.sandbox_id)))).parent_snapshot
+            assert begun != planted.id
+            seeds = [s.id for s in await world.engine.snapshots() if "database_seed" in s.metadata]
+            assert sorted(seeds) == sorted([planted.id, str(begun)])
+            await desk.delete("one")
+        await world.engine.delete_snapshot(planted.id)
+        async with opened(world, machine):
+            pass
+        assert (await world.engine.get(mine.id)).state is SandboxState.RUNNING
+        assert (await world.engine.volumes.get("postgres-seed-fixtures")).holders
+        assert world.reports == []
+
+    play(main)
+
+
+@pytest.mark.parametrize("died", ["before its snapshot", "before it was protected"])
+def test_a_seed_that_a_daemon_died_over_is_removed(
+    play: Play, machine: Server, monkeypatch: pytest.MonkeyPatch, died: str
+) -> None:
+    async def main(world: World) -> None:
+        async def nothing(*_: object, **__: object) -> None:
+            """Do as a daemon does that has died."""
+
+        async def dies(*_: object, **__: object) -> None:
+            raise GuestFailed("it died")
+
+        async with opened(world, machine) as desk:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(Seeds, "_undo", nothing)
+                if died == "before its snapshot":
+                    machine.fails_at = "CHECKPOINT"
+                else:
+                    patch.setattr(world.engine, "protect", dies)
+                with pytest.raises(GuestFailed):
+                    await desk.create(DatabaseSpec(name="one"))
+        machine.fails_at = None
+        assert len(await world.engine.volumes.list()) == 1
+        async with opened(world, machine):
+            pass
+        assert await world.engine.volumes.list() == ()
+        assert {s.reason for s in await world.engine.snapshots()} <= {"template"}
+        assert world.reports == []
+
+    play(main)
+
+
+@pytest.mark.parametrize(
+    "text", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-12:00", "2026-01-31T12:00:00+05:30"]
+)
+def test_a_time_at_the_ends_of_time_is_outside(scene: Callable[[Scene], None], text: str) -> None:
+    async def work(world: World, desk: DatabaseDesk) -> None:
+        await desk.create(DatabaseSpec(name="one"))
+        then = datetime.fromisoformat(text)
+        with pytest.raises(OutsideArchive):
+            await desk.clone("one", CloneSpec(name="then", target_time=then))
 
     scene(work)
 
