@@ -96,7 +96,9 @@ class Note:
         temp = self._path.with_suffix(".tmp")
         fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
-            os.write(fd, data)
+            start = 0
+            while start < len(data):
+                start += os.write(fd, data[start:])
             os.fsync(fd)
         finally:
             os.close(fd)

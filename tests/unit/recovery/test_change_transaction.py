@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dbos import DBOS
 from sqlalchemy.exc import OperationalError
 
 from tests.unit.recovery.stage import Act, ScriptedLooker, Stage
@@ -16,6 +17,7 @@ from torpor.base.clock import SystemClock
 from torpor.db.changes import ChangeRow
 from torpor.errors import (
     Conflict,
+    GuestFailed,
     GuestUnreachable,
     InsufficientResources,
     InvalidRequest,
@@ -26,7 +28,7 @@ from torpor.errors import (
 )
 from torpor.model import RestoreSpec, SandboxState
 from torpor.model_changes import ChangeState
-from torpor.recovery.changes import desk, undoing
+from torpor.recovery.changes import acts, desk, undoing
 from torpor.recovery.changes.acts import Acts
 from torpor.recovery.changes.looks import Look
 
@@ -287,6 +289,42 @@ def test_a_report_holds_no_secret_that_a_command_wrote(act: Act) -> None:
         report = await stage.desk.report(begun.id)
         assert report["command"]["stdout_tail"] == "export OPENAI_API_KEY=[masked]\n"
         assert "0123456789abcdef" not in "".join(report["log_lines"])
+
+    act(scene)
+
+
+def test_no_secret_that_was_given_is_kept_when_it_is_over(act: Act) -> None:
+    secret = "0123456789abcdef"
+
+    async def scene(stage: Stage) -> None:
+        box = await stage.sandbox()
+        command = f"mark one; echo API_KEY={secret} >&2; exit 1"
+        begun = await stage.change(
+            box.id, command=command, reason=f"a new key, token={secret}", target="a key"
+        )
+        assert secret not in str(begun)
+        ended = await stage.until(begun)
+        assert stage.engine.sandboxes[box.id].guest.marks["one"] == 1, "it was run as it is"
+        said = [event.data async for event in stage.desk.events(begun.id) if event.name != "output"]
+        snapshots = await stage.engine.snapshots(box.id)
+        row = await asyncio.to_thread(stage.desk._rows.get, ended.id)
+        for found in (ended, said, snapshots, row, await stage.desk.report(ended.id)):
+            assert secret not in str(found)
+        assert row.info.command == row.spec.command == command.replace(secret, "[masked]")
+
+    act(scene)
+
+
+def test_no_secret_of_a_hook_is_kept(act: Act, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(stage: Stage) -> None:
+        box = await stage.sandbox()
+
+        async def fail(*_: object) -> None:
+            raise GuestFailed("hook db: password=hunter2hunter2 is wrong")
+
+        monkeypatch.setattr(acts, "take_point", fail)
+        ended = await stage.until(await stage.change(box.id, command="true"))
+        assert ended.why == "no snapshot could be taken: hook db: password=[masked] is wrong"
 
     act(scene)
 
@@ -603,15 +641,16 @@ def test_a_sandbox_that_is_deleted_ends_its_change(act: Act, state: ChangeState)
         box = await stage.sandbox()
         command = "sleep 60" if state is S.CHANGING else "true"
         begun = await stage.change(
-            box.id, command=command, probation_seconds=600, interval_seconds=1
+            box.id, command=command, probation_seconds=600, interval_seconds=600
         )
         await stage.until(begun, state)
         if state is S.CHANGING:
             await stage.running(box.id)
         await stage.engine.delete(box.id)
-        stage.recovery._durable.nudge(begun.id)
-        ended = await stage.until(begun)
-        assert (ended.state, ended.why) == (S.FAILED, "the sandbox was deleted meanwhile")
+        ended = await stage.until(begun, within_s=5)
+        unknown = "; whether the change was right cannot be told any more"
+        why = "the sandbox was deleted meanwhile" + (unknown if state is S.PROBATION else "")
+        assert (ended.state, ended.verdict, ended.why) == (S.FAILED, None, why)
         assert stage.engine.needs == {}
 
     act(scene)
@@ -808,6 +847,54 @@ def test_a_change_whose_workflow_is_lost_is_undone(act: Act) -> None:
         ended = await stage.until(begun)
         assert (ended.state, ended.ending) == (S.ROLLED_BACK, "daemon")
         assert (await stage.engine.get(box.id)).boot_mode == "cold"
+
+    act(scene)
+
+
+def test_words_for_a_change_whose_workflow_is_lost(
+    act: Act, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(desk, "_SWEEP_S", 600)
+
+    async def scene(stage: Stage) -> None:
+        for word in ("confirm", "reject"):
+            box = await stage.sandbox()
+            begun = await stage.change(box.id, command="true", probation_seconds=600)
+            await stage.until(begun, S.PROBATION)
+            await asyncio.to_thread(DBOS.delete_workflow, begun.id)
+            if word == "confirm":
+                with pytest.raises(Conflict, match="lost track of it"):
+                    await stage.desk.confirm(begun.id, by="ann")
+            else:
+                await stage.desk.reject(begun.id)
+            assert (await stage.until(begun)).state is S.ROLLED_BACK
+
+    act(scene)
+
+
+def test_an_end_that_cannot_be_written_down_is_waited_for(
+    act: Act, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torpor.recovery.changes import workflow
+
+    monkeypatch.setattr(workflow, "_TRY_AGAIN_S", 0.05)
+
+    async def scene(stage: Stage) -> None:
+        rows, refused = stage.desk._rows, []
+        save = rows.save
+
+        def full(row: ChangeRow) -> None:
+            if not row.info.is_open and len(refused) < 3:
+                refused.append(row.info.state)
+                raise InsufficientResources("the disk is full")
+            save(row)
+
+        monkeypatch.setattr(rows, "save", full)
+        box = await stage.sandbox()
+        ended = await stage.until(await stage.change(box.id, command="true"))
+        assert (ended.state, ended.verdict) == (S.KEPT, "kept"), ended.why
+        assert refused == [S.KEPT] * 3, "a good change is not undone because of that"
+        assert stage.engine.needs == {}
 
     act(scene)
 

@@ -17,7 +17,7 @@ from torpor.base.faults import reach
 from torpor.db.changes import ChangeRow, ChangeRows
 from torpor.errors import NotFound, TorporError, WrongState
 from torpor.model import SandboxState
-from torpor.model_changes import ChangeId, ChangeState, ChangeVerdict, Ending
+from torpor.model_changes import ChangeId, ChangeSpec, ChangeState, ChangeVerdict, Ending
 from torpor.recovery.changes import table, undoing
 from torpor.recovery.changes.command import CommandRun
 from torpor.recovery.changes.feeds import Feeds
@@ -25,6 +25,7 @@ from torpor.recovery.changes.holdings import HoldingsFiles
 from torpor.recovery.changes.looks import Look, Looker, Phase, look_json, opinion, told
 from torpor.recovery.changes.proving import mark_kept, mark_put_back
 from torpor.recovery.changes.quiet import described, point_json, take_point
+from torpor.recovery.checks.clean import masked, masked_json
 from torpor.sandboxes.claims import Act, Claim
 from torpor.sandboxes.port import EnginePort
 
@@ -93,7 +94,7 @@ class Acts:
 
     async def save(self, row: ChangeRow) -> ChangeRow:
         """Write a row, and tell whoever looks on."""
-        row = row.with_info(updated_at=self.clock.now())
+        row = row.with_info(updated_at=self.clock.now(), why=masked(row.info.why))
         await asyncio.to_thread(self.rows.save, row)
         self.feeds.state(row.info)
         return row
@@ -149,7 +150,7 @@ class Acts:
         report = dict(row.report)
         steps = [s for s in report.get("steps", []) if s["name"] != name or name == "probation"]
         report["steps"] = [*steps, step]
-        return replace(row, report={**report, **more})
+        return replace(row, report=masked_json({**report, **more}))
 
     # ---- the steps, in their order ----
 
@@ -204,7 +205,7 @@ class Acts:
     async def step_command(self, row: ChangeRow) -> dict[str, Any]:
         """Run the command, once."""
         began = self.clock.now()
-        self.step_told(row.info.id, f"running: {row.spec.command}")
+        self.step_told(row.info.id, f"running: {row.info.command}")
         info = row.info
         run = CommandRun(
             self.engine,
@@ -320,7 +321,10 @@ class Acts:
 
     async def step_forget(self, row: ChangeRow) -> dict[str, Any]:
         """End a change whose sandbox was deleted."""
-        await self._close(row, S.FAILED, why="the sandbox was deleted meanwhile")
+        why = "the sandbox was deleted meanwhile"
+        if row.info.state in (S.VERIFYING, S.PROBATION):
+            why += "; whether the change was right cannot be told any more"
+        await self._close(row, S.FAILED, why=why)
         return {}
 
     async def step_doom(self, row: ChangeRow, why: str, ending: Ending) -> dict[str, Any]:
@@ -388,6 +392,7 @@ class Acts:
     async def _close(self, row: ChangeRow, state: ChangeState, **changes: Any) -> None:
         if not row.info.is_open:
             return
+        row = replace(row, spec=_without_secrets(row.spec))
         row = row.with_info(state=state, ended_at=self.clock.now(), deadline_at=None, **changes)
         row = await self.save(row)
         reach("change.closed")
@@ -423,6 +428,17 @@ class Acts:
         if phase == "before" and look.holdings is not None:
             await self.files.write(row.info.id, look.holdings)
         return look
+
+
+def _without_secrets(spec: ChangeSpec) -> ChangeSpec:
+    """Return what was asked for as it is kept when nobody has to carry it out any more."""
+    return replace(
+        spec,
+        reason=masked(spec.reason),
+        command=spec.command and masked(spec.command),
+        checks=spec.checks and masked(spec.checks),
+        profile=spec.profile and masked(spec.profile),
+    )
 
 
 def _kept(looks: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -20,13 +20,14 @@ from torpor.base.home import Home
 from torpor.base.ids import new_id
 from torpor.db.changes import ChangeRow, ChangeRows
 from torpor.errors import Conflict, InvalidRequest, WrongState
-from torpor.model import SandboxId, SandboxInfo
+from torpor.model import SandboxId, SandboxInfo, SandboxState
 from torpor.model_changes import ChangeEvent, ChangeId, ChangeInfo, ChangeSpec, ChangeState
 from torpor.recovery.changes.acts import Acts
 from torpor.recovery.changes.holdings import HoldingsFiles
 from torpor.recovery.changes.looks import told
 from torpor.recovery.changes.report import build
 from torpor.recovery.changes.requests import check_change_id, check_spec, check_state
+from torpor.recovery.checks.clean import masked
 from torpor.recovery.durable import Durable
 from torpor.sandboxes.port import EnginePort
 
@@ -96,11 +97,11 @@ class ChangeDesk:
                 id=ChangeId(new_id("chg")),
                 sandbox_id=sandbox_id,
                 state=S.IDLE,
-                reason=spec.reason,
+                reason=masked(spec.reason),
                 author=spec.author,
                 target=spec.target,
                 kind=spec.kind,
-                command=spec.command,
+                command=spec.command and masked(spec.command),
                 memory=spec.memory,
                 created_at=now,
                 updated_at=now,
@@ -133,9 +134,7 @@ class ChangeDesk:
             return exc
         finally:
             self._beginning.discard(row.info.id)
-        if not self._is_swept:
-            self._is_swept = True
-            self._supervisor.launch(self._sweep(), name="sweep of changes")
+        self._look_after_all()
         return None
 
     async def _check_target(self, info: SandboxInfo, spec: ChangeSpec) -> None:
@@ -290,7 +289,27 @@ class ChangeDesk:
     async def _send(self, row: ChangeRow, word: Mapping[str, Any]) -> None:
         from torpor.recovery.changes.workflow import WORDS
 
+        if not await self._durable.is_alive(row.info.id):
+            await self._unheard(row, word)
+            return
         await self._durable.send(row.info.id, dict(word), WORDS)
+
+    async def _unheard(self, row: ChangeRow, word: Mapping[str, Any]) -> None:
+        """See to a change that nobody carries out; it is undone, so that only a rejection is no error."""
+        row = await self._acts.row(row.info.id)
+        if not row.info.is_open:
+            return
+        if row.info.id in self._beginning:
+            raise Conflict(
+                f"change {row.info.id} is being begun", hint="try again", change_id=row.info.id
+            )
+        await self._look_after(row)
+        if word["say"] != "reject":
+            raise Conflict(
+                f"change {row.info.id} is being undone: the daemon lost track of it",
+                hint=f"see torpor report {row.info.id}",
+                change_id=row.info.id,
+            )
 
     async def _settled(self, row: ChangeRow, is_so: Any) -> ChangeInfo:
         """Return the change when something is so, or as it is after a while."""
@@ -310,8 +329,26 @@ class ChangeDesk:
 
     async def _go_on(self) -> None:
         await self._durable.launch()
-        self._is_swept = True
-        await self._sweep()
+        self._look_after_all()
+
+    def _look_after_all(self) -> None:
+        """See to open changes from now on; nothing happens the second time."""
+        if not self._is_swept:
+            self._is_swept = True
+            self._supervisor.launch(self._sweep(), name="sweep of changes")
+            self._supervisor.launch(self._follow_deletes(), name="deleted sandboxes of changes")
+
+    async def _follow_deletes(self) -> None:
+        """Let a change look around at once when its sandbox is deleted: it is over."""
+        async with closing(self._engine.events()) as events:
+            async for event in events:
+                if event.kind == "gap":
+                    for row in await asyncio.to_thread(self._rows.open):
+                        self._durable.nudge(row.info.id)
+                elif (event.kind, event.state) == ("sandbox", SandboxState.DELETED):
+                    info = await self.open_of(SandboxId(event.object_id))
+                    if info is not None:
+                        self._durable.nudge(info.id)
 
     async def _let_go(self, change_id: ChangeId) -> None:
         """Finish what a daemon that died in the end of a change did not: nothing is held for one that is over."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from torpor.db.changes import ChangeRow
 from torpor.model_changes import ChangeInfo, ChangeState
+from torpor.recovery.checks.clean import masked_json
 
 VERSION = 1
 S = ChangeState
@@ -30,7 +31,7 @@ TOKENS = (
 def build(row: ChangeRow, now: datetime) -> dict[str, Any]:
     """Return the report of a change, so far or for good."""
     info, kept = row.info, row.report
-    spec = row.spec.to_json()
+    spec = masked_json(row.spec.to_json())
     spec.pop("checks")
     looks = list(kept.get("looks", []))
     last = looks[-1] if looks else {}

@@ -18,6 +18,7 @@ log = logging.getLogger(__name__)
 ACTS = "changes"
 WORDS = "word"
 _TRIES = 40
+"""How often the machine is put back, and the end is written down, until that counts as impossible."""
 _TRY_AGAIN_S = 30.0
 _LOOK_UP_S = 30.0
 
@@ -56,6 +57,21 @@ class _Change:
             raise _Gone
         return found
 
+    def last(self, name: str, *args: Any) -> None:
+        """Do the step that ends the change; what hinders it, such as a full disk, is waited for."""
+        for left in reversed(range(_TRIES)):
+            try:
+                self.step(name, *args)
+            except _Gone:
+                raise
+            except Exception:
+                if not left:
+                    raise
+                log.exception("change %s: its end could not be written down", self._change_id)
+                self.wait(_TRY_AGAIN_S)
+            else:
+                return
+
     def word(self, *wanted: str) -> dict[str, Any] | None:
         """Return the next word that is `wanted`; a rejection undoes the change."""
         while True:
@@ -76,12 +92,12 @@ class _Change:
         for name in ("quiesce", "snapshot"):
             found = self.step(name)
             if not found["ok"]:
-                self.step("fail", found["why"], "none")
+                self.last("fail", found["why"], "none")
                 return
         try:
             self.word()
         except _Undo as turn:
-            self.step("fail", f"{turn.why}; nothing was changed", turn.ending)
+            self.last("fail", f"{turn.why}; nothing was changed", turn.ending)
             return
         try:
             self._make_it()
@@ -115,9 +131,9 @@ class _Change:
         if options["probation"]:
             verdict, why = self._on_probation()
         if verdict == "inconclusive":
-            self.step("keep", "inconclusive", f"nothing speaks against it, but: {why}")
+            self.last("keep", "inconclusive", f"nothing speaks against it, but: {why}")
         else:
-            self.step("keep", "kept", why or "it looks right")
+            self.last("keep", "kept", why or "it looks right")
 
     def _look(self, phase: str) -> tuple[str, str]:
         found = self.step("verify", phase)
@@ -150,7 +166,7 @@ class _Change:
     def undo(self, why: str, ending: str) -> None:
         """Put the machine back; as long as that fails it is tried again."""
         if self.step("doom", why, ending)["unchanged"]:
-            self.step("fail", f"{why}; nothing was changed", ending)
+            self.last("fail", f"{why}; nothing was changed", ending)
             return
         self.step("keep_failed")
         found = self.step("put_back")
@@ -160,10 +176,10 @@ class _Change:
             self.wait(_TRY_AGAIN_S)
             found = self.step("put_back")
         else:
-            self.step("fail", f"{why}; and it could not be put back: {found['why']}", ending)
+            self.last("fail", f"{why}; and it could not be put back: {found['why']}", ending)
             return
         self.step("look_back")
-        self.step("rolled_back")
+        self.last("rolled_back")
 
 
 def _safely(change: _Change, way: Any) -> None:
@@ -177,7 +193,7 @@ def _safely(change: _Change, way: Any) -> None:
             log.exception("change: a step failed")
             change.undo(f"it could not be carried on: {exc}", "daemon")
     except _Gone:
-        change.step("forget")
+        change.last("forget")
 
 
 @DBOS.workflow(name="change", max_recovery_attempts=None)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 FOUND_CHARS_MOST = 500
 OUTPUT_CHARS_MOST = 4000
@@ -50,3 +52,14 @@ def masked(text: str) -> str:
     for pattern in _SECRETS:
         text = pattern.sub(lambda found: f"{found[1]}{_MASK}", text)
     return text
+
+
+def masked_json(value: Any) -> Any:
+    """Return plain JSON with all its texts masked, and the names of its fields as they are."""
+    if isinstance(value, str):
+        return masked(value)
+    if isinstance(value, Mapping):
+        return {name: masked_json(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [masked_json(item) for item in value]
+    return value
