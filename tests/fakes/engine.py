@@ -554,7 +554,7 @@ class FakeEngine(FakeSnapshots):
             if not await asyncio.to_thread(name.is_file):
                 raise NotFound(f"there is no recipe {name}", path=name)
             name = (await asyncio.to_thread(name.read_text)).strip() or "empty"
-            if "rootfs" in name or "image" in name:
+            if any(key in name for key in ("rootfs", "image", "dockerfile")):
                 name = str(tomllib.loads(name)["name"])
         if name == "unheard-of":
             raise NotFound(f"no recipe is called {name!r}", hint="shipped: base, agent")

@@ -12,7 +12,7 @@ from tests.fakes.records import T0
 from torpor.base import proc
 from torpor.errors import GuestUnreachable
 from torpor.guest.port import Guest
-from torpor.model import ExecEnded, ExecEvent, ExecId, ExecInfo, ExecOutput, ExecSpec
+from torpor.model import ExecEnded, ExecEvent, ExecId, ExecInfo, ExecOutput, ExecSpec, Network
 from torpor.templates.debian import find_tool
 from torpor.templates.manifest import Template
 from torpor.templates.plan import BuildPlan, Step
@@ -70,15 +70,19 @@ class FakeBooter:
     def __init__(self, guest: FakeGuest | None = None, *, fail: bool = False) -> None:
         self.guest = guest or FakeGuest()
         self.booted: list[Template] = []
+        self.networks: list[Network] = []
         self.swept: list[Path] = []
         self._fail = fail
 
     @contextlib.asynccontextmanager
-    async def __call__(self, image: Template, work: Path) -> AsyncIterator[Guest]:
+    async def __call__(
+        self, image: Template, work: Path, *, network: Network = "none"
+    ) -> AsyncIterator[Guest]:
         assert not work.exists()
         assert image.disk.stat().st_mode & 0o200
         assert not image.kernel.stat().st_mode & 0o222
         self.booted.append(image)
+        self.networks.append(network)
         if self._fail:
             raise GuestUnreachable("the agent did not answer within 1 s")
         yield self.guest  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""A container image becomes a template: its files, environment, user, folder and command."""
+"""Container images and Dockerfiles become templates: files, environment, user, folder and command."""
 
 from __future__ import annotations
 
@@ -75,3 +75,56 @@ def test_an_image_keeps_its_settings(image: Path) -> None:
             sandbox.delete()
     finally:
         Templates.delete(NAME)
+
+
+DOCKERFILE = """\
+ARG NOTE=kept
+FROM base
+ARG NOTE
+ENV GREETING="hello there" PATH=/srv/app/bin:$PATH
+WORKDIR /srv/app
+COPY bin ./bin/
+COPY --chown=agent:agent --chmod=0640 data *.txt ./
+RUN grep -q 10.0.2.15 /proc/net/fib_trie && echo "$NOTE $(id -un)" > /etc/note
+USER agent
+RUN ["sh", "-c", "greet > /tmp/said && ! touch /srv/app/no 2>/dev/null"]
+EXPOSE 80
+CMD ["greet", "again"]
+"""
+
+
+@pytest.fixture
+def dockerfile(tmp_path: Path) -> Path:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "data").mkdir()
+    (tmp_path / "bin/greet").write_text("#!/bin/sh\necho $GREETING $1\n")
+    (tmp_path / "bin/greet").chmod(0o755)
+    (tmp_path / "data/x").write_text("x" * 300_000)
+    (tmp_path / "one.txt").write_text("one")
+    (tmp_path / "two.txt").write_text("two")
+    (tmp_path / ".dockerignore").write_text("two.*\n")
+    (tmp_path / "Dockerfile").write_text(DOCKERFILE)
+    return tmp_path / "Dockerfile"
+
+
+def test_a_dockerfile_on_base(base: str, dockerfile: Path) -> None:
+    said: list[str] = []
+    name = "vm-dockerfile"
+    info = Templates.build(name, dockerfile=dockerfile, progress=lambda e: said.append(e.message))
+    try:
+        assert (info.default_user, info.default_cwd) == ("agent", "/srv/app")
+        assert info.command == ("greet", "again")
+        assert "line 11: EXPOSE has no meaning here" in said
+        assert Templates.build(name, dockerfile=dockerfile).digest == info.digest
+        sandbox = Sandbox.create(template=name)
+        try:
+            told = sandbox.exec("greet; pwd; id -un; cat /etc/note", check=True).stdout
+            assert told == "hello there\n/srv/app\nagent\nkept root\n"
+            owners = sandbox.exec("ls; stat -c '%U %a %s' x one.txt bin/greet", check=True).stdout
+            assert owners == "bin\none.txt\nx\nagent 640 300000\nagent 640 3\nroot 755 28\n"
+            start = sandbox.exec("/opt/torpor/bin/image-command", check=True)
+            assert start.stdout == "hello there again\n"
+        finally:
+            sandbox.delete()
+    finally:
+        Templates.delete(name)

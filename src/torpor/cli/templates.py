@@ -89,7 +89,7 @@ def build(
         str,
         typer.Argument(
             metavar="NAME|FILE",
-            help="A shipped recipe, or a TOML file; with --rootfs or --image the new template's name.",
+            help="A shipped recipe, or a TOML file; with --rootfs, --image or --dockerfile the new template's name.",
         ),
     ],
     rootfs: Annotated[
@@ -106,9 +106,19 @@ def build(
             "or a reference to one in a registry (through skopeo).",
         ),
     ] = None,
+    dockerfile: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Make it by this Dockerfile (a documented subset)."),
+    ] = None,
+    context: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="What its COPY takes from; else the Dockerfile's folder."),
+    ] = None,
     disk_gib: Annotated[
         int | None,
-        typer.Option(min=1, max=4096, help="Size of its disk, with --rootfs or --image."),
+        typer.Option(
+            min=1, max=4096, help="Size of its disk, with --rootfs, --image or --dockerfile."
+        ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Build again.")] = False,
     as_json: AsJson = False,
@@ -122,6 +132,8 @@ def build(
                 recipe,
                 rootfs=rootfs,
                 image=image,
+                dockerfile=dockerfile,
+                context=context,
                 disk_gib=disk_gib,
                 force=force,
                 progress=progress,

@@ -11,6 +11,7 @@ from pathlib import Path
 from torpor.base.aio import finish
 from torpor.errors import GuestUnreachable, VmmFailed
 from torpor.guest.port import Guest
+from torpor.model import Network
 from torpor.sandboxes import folder as files
 from torpor.sandboxes.parts import ConnectGuest
 from torpor.templates.store import Template
@@ -32,7 +33,9 @@ class TemplateBooter:
         """See `Parts.memory_for_boot`."""
 
     @contextlib.asynccontextmanager
-    async def __call__(self, image: Template, work: Path) -> AsyncIterator[Guest]:
+    async def __call__(
+        self, image: Template, work: Path, *, network: Network = "none"
+    ) -> AsyncIterator[Guest]:
         """Boot `image.disk` (raw, written to) in folder `work`; the body asks the guest to power off.
 
         On leaving, the machine has ended: by itself, or, when the body failed, by force.
@@ -42,16 +45,21 @@ class TemplateBooter:
             GuestUnreachable: the agent did not answer; the message has the end of the console.
             VmmFailed: QEMU did not start, or the machine did not power off in time.
         """
-        async with self.memory_for_boot(image.info.ram_mib), self._booted(image, work) as guest:
+        async with (
+            self.memory_for_boot(image.info.ram_mib),
+            self._booted(image, work, network) as guest,
+        ):
             yield guest
 
     @contextlib.asynccontextmanager
-    async def _booted(self, image: Template, folder: Path) -> AsyncIterator[Guest]:
+    async def _booted(
+        self, image: Template, folder: Path, network: Network
+    ) -> AsyncIterator[Guest]:
         await asyncio.to_thread(files.make_folder, folder)
         spec = MachineSpec(
             vcpus=image.info.vcpus,
             ram_mib=image.info.ram_mib,
-            network="none",
+            network=network,
             kernel=image.kernel,
             initrd=image.initrd,
             cmdline=image.cmdline,

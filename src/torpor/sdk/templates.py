@@ -41,6 +41,8 @@ class AsyncTemplates:
         *,
         rootfs: str | Path | None = None,
         image: str | Path | None = None,
+        dockerfile: str | Path | None = None,
+        context: str | Path | None = None,
         disk_gib: int | None = None,
         force: bool = False,
         progress: Callable[[BuildEvent], object] | None = None,
@@ -53,12 +55,15 @@ class AsyncTemplates:
 
         Args:
             name_or_recipe: `base`, `agent`, or the path of a TOML file (a `Path`, or text with `/` or `.toml`);
-                with `rootfs` or `image` the new template's name.
+                with `rootfs`, `image` or `dockerfile` the new template's name.
             rootfs: a tar with a root file system that it is made of, on the daemon's host.
             image: a container image that it is made of: the path of an OCI layout (a folder or a tar) or of what
                 `docker save` writes, on the daemon's host; or (text that is no path here) a reference to one in a
                 registry, for which the host needs skopeo.
-            disk_gib: size of its disk, only with `rootfs` or `image`; None: 8.
+            dockerfile: the path of a Dockerfile (a documented subset) on the daemon's host that makes it.
+            context: the folder that its COPY takes from; None: the Dockerfile's own.
+            disk_gib: size of its disk, only with `rootfs`, `image` or `dockerfile`; None: 8, or as large as the
+                disk of the template that the Dockerfile builds on.
             force: build again.
             progress: called with each step.
             client: which daemon; None: as the environment says.
@@ -73,6 +78,8 @@ class AsyncTemplates:
             name_or_recipe,
             rootfs=rootfs,
             image=image,
+            dockerfile=dockerfile,
+            context=context,
             disk_gib=disk_gib,
             force=force,
             client=client,
@@ -91,6 +98,8 @@ class AsyncTemplates:
         *,
         rootfs: str | Path | None = None,
         image: str | Path | None = None,
+        dockerfile: str | Path | None = None,
+        context: str | Path | None = None,
         disk_gib: int | None = None,
         force: bool = False,
         client: Client | None = None,
@@ -98,7 +107,7 @@ class AsyncTemplates:
         """Yield the steps of a build as they happen, the finished template with the last. Raises as `build`."""
         made = connection(client)
         body: dict[str, object] = {"force": force}
-        if rootfs is None and image is None:
+        if rootfs is None and image is None and dockerfile is None:
             name, value = _source(name_or_recipe)
             body[name] = value
         else:
@@ -107,6 +116,10 @@ class AsyncTemplates:
             body["rootfs_path"] = _absolute(rootfs)
         if image is not None:
             body["image"] = await asyncio.to_thread(_image, image)
+        if dockerfile is not None:
+            body["dockerfile_path"] = _absolute(dockerfile)
+        if context is not None:
+            body["context_path"] = _absolute(context)
         if disk_gib is not None:
             body["disk_gib"] = disk_gib
         async with (

@@ -350,7 +350,10 @@ class BuildRequest(Wire):
 
     name: Annotated[
         str | None,
-        Field(description="A shipped recipe; with `rootfs_path` or `image` the template's name."),
+        Field(
+            description="A shipped recipe; with `rootfs_path`, `image` or `dockerfile_path` the "
+            "template's name."
+        ),
     ] = None
     rootfs_path: Annotated[
         str | None,
@@ -367,9 +370,27 @@ class BuildRequest(Wire):
             "registry, asked for through skopeo."
         ),
     ] = None
+    dockerfile_path: Annotated[
+        str | None,
+        Field(
+            description="Absolute path of a Dockerfile on the daemon's host that makes the template `name`."
+        ),
+    ] = None
+    context_path: Annotated[
+        str | None,
+        Field(
+            description="Absolute path of the folder that its COPY takes from; only with `dockerfile_path`, null: "
+            "the Dockerfile's own."
+        ),
+    ] = None
     disk_gib: Annotated[
         int | None,
-        Field(ge=1, le=4096, description="Only with `rootfs_path` or `image`; null: 8."),
+        Field(
+            ge=1,
+            le=4096,
+            description="Only with `rootfs_path`, `image` or `dockerfile_path`; null: 8, or as large as the disk "
+            "of the template that the Dockerfile builds on.",
+        ),
     ] = None
     recipe_path: Annotated[
         str | None, Field(description="Absolute path of a recipe file on the daemon's host.")

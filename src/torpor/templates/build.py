@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import functools
 import hashlib
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -21,6 +22,7 @@ from torpor.errors import BuildFailed, DataDamaged, InsufficientResources, NotFo
 from torpor.layers.seal import seal
 from torpor.model import BuildEvent, TemplateInfo
 from torpor.templates import manifest, namespace, rootfs, worklock
+from torpor.templates.dockerfile.run import carry_out
 from torpor.templates.manifest import Template
 from torpor.templates.plan import Bootstrapper, BuildPlan, Step
 from torpor.templates.settle import Booter, settle
@@ -139,7 +141,9 @@ class Builder:
         for name in (manifest.KERNEL, manifest.INITRD):
             await asyncio.to_thread(seal, out / name)
         image = self._template(plan, out)
-        async with aclosing(settle(self.boot, image, machine)) as steps:
+        made = plan.dockerfile
+        inside = None if made is None else functools.partial(carry_out, made, work=work)
+        async with aclosing(settle(self.boot, image, machine, inside)) as steps:
             await _tell(steps, log)
         faults.reach("template.settled")
         log.say("publish", "computing checksums", 0.0)
@@ -170,7 +174,16 @@ class Builder:
             env=recipe.env,
             command=recipe.command,
         )
-        cmdline = manifest.CMDLINE
+        if plan.dockerfile is not None:
+            said = plan.dockerfile.meaning
+            info = replace(
+                info,
+                default_user=said.user,
+                default_cwd=said.cwd,
+                env=said.env,
+                command=said.command,
+            )
+        cmdline = manifest.CMDLINE if plan.parent is None else plan.parent.cmdline
         if recipe.has_tree:
             cmdline = f"{cmdline} init={rootfs.INIT}"
         return manifest.template_at(out, info, plan.recipe_digest, cmdline)

@@ -14,6 +14,8 @@ from typing import Protocol
 
 from torpor.base.units import GIB
 from torpor.errors import BuildFailed, HostNotReady
+from torpor.templates.dockerfile.made import Dockerfile
+from torpor.templates.manifest import Template
 from torpor.templates.mirror import Mirror, choose
 from torpor.templates.recipe import Recipe, as_plain
 
@@ -42,6 +44,11 @@ class BuildPlan:
     mirror: Mirror
     kernel: Path | None = None
     """Folder with the kernel and the initrd for a recipe that has none of its own; only with a `rootfs` or an `image`."""
+
+    parent: Template | None = None
+    """The template that a Dockerfile builds on; its disk is copied."""
+    dockerfile: Dockerfile | None = None
+    """Steps for the machine of the first boot."""
 
     @property
     def disk_bytes(self) -> int:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import posixpath
 import re
-import shlex
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,14 +19,10 @@ from typing import TypeVar
 from torpor.base.ids import check_name
 from torpor.errors import InvalidRequest, NotFound
 from torpor.templates.fields import Table
-from torpor.templates.oci.image import Settings
 from torpor.templates.oci.registry import check_reference
 
 SHIPPED = Path(__file__).parent / "recipes"
 """Recipes that come with the package."""
-
-COMMAND_FILE = "/opt/torpor/bin/image-command"
-"""A program of the guest that runs what a container of the image would run."""
 
 T = TypeVar("T")
 
@@ -42,6 +37,7 @@ _KEYS = frozenset(
     {
         "name", "description", "base", "suite", "packages", "files", "run", "users",
         "default_user", "default_cwd", "env", "disk_gib", "ram_mib", "vcpus", "rootfs", "image",
+        "dockerfile", "context",
     }
 )  # fmt: skip
 
@@ -97,6 +93,11 @@ class Recipe:
     command: tuple[str, ...] = ()
     """What a container of the image would run; nothing starts it by itself."""
 
+    dockerfile: Path | None = None
+    """A Dockerfile that it is made by; `torpor.templates.planning` fills in what that says."""
+    context: Path | None = None
+    """The folder that the Dockerfile copies from; only with `dockerfile`."""
+
     @property
     def has_tree(self) -> bool:
         """Whether it is made of a root file system from elsewhere, not of Debian's packages."""
@@ -147,6 +148,8 @@ def _load(path: Path, seen: tuple[Path, ...]) -> Recipe:
     table = Table(_read(path), file=path)
     table.only(_KEYS)
     parent_name = table.text("base")
+    if table.text("dockerfile") is not None:
+        return _of_dockerfile(table, path)
     for source in ("rootfs", "image"):
         if table.text(source) is not None:
             return _of_tree(table, path, source)
@@ -187,7 +190,7 @@ def _of_tree(table: Table, path: Path, source: str) -> Recipe:
         rootfs=None if of_image else at,
         image=(at if is_there else check_reference(given_text)) if of_image else None,
         files=_by_key(tuple(_file(t, path) for t in table.tables("files")), "target"),
-        # what is not given is the image's to say: `with_settings`
+        # what is not given is the image's to say: `image_recipe.with_settings`
         default_user=_match(table, "default_user", _USER, "a user's name")
         or ("" if of_image else base.default_user),
         default_cwd=_guest_path(table, "default_cwd") or ("" if of_image else base.default_cwd),
@@ -198,21 +201,29 @@ def _of_tree(table: Table, path: Path, source: str) -> Recipe:
     )
 
 
-def with_settings(recipe: Recipe, found: Settings) -> Recipe:
-    """Return the recipe of a container image with what the image says, where the recipe does not."""
-    base = Recipe(name=recipe.name)
-    files = recipe.files
-    if found.command:
-        text = f'#!/bin/sh\nexec {shlex.join(found.command)} "$@"\n'
-        files = (*files, RecipeFile(target=COMMAND_FILE, content=text, mode=0o755))
-    return dataclasses.replace(
-        recipe,
-        image_identity=found.identity(),
-        files=files,
-        env={**found.env, **recipe.env},
-        default_user=recipe.default_user or found.user or base.default_user,
-        default_cwd=recipe.default_cwd or found.cwd or base.default_cwd,
-        command=found.command,
+def _of_dockerfile(table: Table, path: Path) -> Recipe:
+    """Return the recipe of a template that a Dockerfile makes; sizes of 0 are its base's to say."""
+    known = {"name", "description", "dockerfile", "context", "disk_gib", "ram_mib", "vcpus"}
+    for key in sorted(_KEYS - known):
+        if key in table:
+            raise table.wrong(
+                key, "given", "not given beside dockerfile", hint="write it into the Dockerfile"
+            )
+    at = path.parent / table.required("dockerfile")
+    if not at.is_file():
+        raise table.wrong("dockerfile", table.text("dockerfile"), f"a file ({at} is not there)")
+    given = table.text("context")
+    context = path.parent / given if given else at.parent
+    if not context.is_dir():
+        raise table.wrong("context", given, f"a folder ({context} is none)")
+    return Recipe(
+        name=_name(table),
+        description=table.text("description") or "",
+        dockerfile=at,
+        context=context,
+        disk_gib=table.number("disk_gib", 1, 4096) or 0,
+        ram_mib=table.number("ram_mib", 128, 1 << 20) or 0,
+        vcpus=table.number("vcpus", 1, 64) or 0,
     )
 
 
@@ -377,6 +388,7 @@ def as_plain(recipe: Recipe) -> dict[str, object]:
     if plain.pop("rootfs") is not None:
         plain["rootfs"] = True  # its content is hashed apart
     del plain["image"]  # where it lies does not count, only its identity
+    del plain["dockerfile"], plain["context"]  # what they say is hashed apart
     for name in ("image_identity", "command"):  # so that other recipes keep their digests
         if not plain[name]:
             del plain[name]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, aclosing
 from pathlib import Path
 from typing import Protocol
 
@@ -12,7 +12,7 @@ from torpor.base import proc
 from torpor.base.ids import new_id
 from torpor.errors import BuildFailed, GuestFailed, GuestUnreachable, OperationTimeout, VmmFailed
 from torpor.guest.port import Guest
-from torpor.model import ExecEnded, ExecId, ExecInfo, ExecOutput, ExecSpec
+from torpor.model import ExecEnded, ExecId, ExecInfo, ExecOutput, ExecSpec, Network
 from torpor.templates.debian import find_tool
 from torpor.templates.manifest import Template
 from torpor.templates.plan import Step
@@ -33,7 +33,9 @@ systemctl list-units --failed --plain --no-legend | while read -r unit rest; do 
 class Booter(Protocol):
     """Boots templates that are being built."""
 
-    def __call__(self, image: Template, work: Path) -> AbstractAsyncContextManager[Guest]:
+    def __call__(
+        self, image: Template, work: Path, *, network: Network = "none"
+    ) -> AbstractAsyncContextManager[Guest]:
         """Enter with the connected guest of a machine that writes to `image.disk` itself, no overlay.
 
         `work` is the machine's own folder, not there yet, in a place that other users may pass through.
@@ -47,8 +49,15 @@ class Booter(Protocol):
         ...
 
 
-async def settle(boot: Booter, image: Template, work: Path) -> AsyncGenerator[Step, None]:
+async def settle(
+    boot: Booter,
+    image: Template,
+    work: Path,
+    steps: Callable[[Guest], AsyncGenerator[Step, None]] | None = None,
+) -> AsyncGenerator[Step, None]:
     """Boot `image`, let it settle, take out its identity, trim it and shut it down; then check its disk.
+
+    With `steps` the machine has a network, and they are carried out in it once it has settled.
 
     Raises:
         HostNotReady, InsufficientResources: the machine cannot be started here.
@@ -56,9 +65,13 @@ async def settle(boot: Booter, image: Template, work: Path) -> AsyncGenerator[St
     """
     yield Step("boot", "booting for the first time", 0.0)
     try:
-        async with boot(image, work) as guest:
+        async with boot(image, work, network="none" if steps is None else "user") as guest:
             yield Step("settle", "waiting until start-up has finished", 0.0)
             await guest.settle(timeout_s=_SETTLE_S)
+            if steps is not None:
+                async with aclosing(steps(guest)) as said:
+                    async for step in said:
+                        yield step
             failed = await run_script(guest, _FINISH)
             await guest.exec_forget()
             note = (

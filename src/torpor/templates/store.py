@@ -16,12 +16,11 @@ from torpor.base.home import Home
 from torpor.base.ids import check_name
 from torpor.errors import Conflict, DataDamaged, InvalidRequest, NotFound
 from torpor.model import BuildEvent, TemplateInfo
-from torpor.templates import manifest, recipe, worklock
+from torpor.templates import manifest, planning, recipe, worklock
 from torpor.templates.bootstrap import bootstrap as real_bootstrap
 from torpor.templates.build import Builder, BuildLog, remove_work, store_lock
 from torpor.templates.manifest import Template
-from torpor.templates.oci import image, registry
-from torpor.templates.plan import Bootstrapper, BuildPlan, make_plan
+from torpor.templates.plan import Bootstrapper, BuildPlan
 from torpor.templates.settle import Booter
 
 __all__ = ["Template", "TemplateStore"]
@@ -124,7 +123,16 @@ class TemplateStore:
             InsufficientResources: the disk is too full; nothing is left.
             BuildFailed: a step failed; nothing is left.
         """
-        plan = await _plan(name_or_recipe)
+        made = await asyncio.to_thread(lambda: recipe.load(recipe.find(name_or_recipe)))
+        if made.dockerfile is None:
+            plan = await planning.plan_of(made)
+        else:
+            draft = await asyncio.to_thread(planning.draft_of, made)
+            async with aclosing(self._ensure(draft.parent_name)) as below:
+                async for step in below:
+                    yield step
+            parent = await asyncio.to_thread(self._parent, draft.parent_name)
+            plan = await planning.plan_of_dockerfile(draft, parent)
         if plan.recipe.has_tree:
             async with aclosing(self._with_kernel(plan)) as found:
                 async for event in found:
@@ -145,16 +153,29 @@ class TemplateStore:
 
     async def _with_kernel(self, plan: BuildPlan) -> AsyncGenerator[BuildEvent | BuildPlan, None]:
         """Yield the plan with the kernel of `base`, and before it the steps of building that if need be."""
-        try:
-            found = await asyncio.to_thread(self.get, _KERNEL_OF)
-        except (NotFound, DataDamaged):
-            async with aclosing(self.build(_KERNEL_OF)) as steps:
-                async for event in steps:
-                    yield BuildEvent(
-                        step="plan", message=f"{_KERNEL_OF}: {event.message}", fraction=0.0
-                    )
-            found = await asyncio.to_thread(self.get, _KERNEL_OF)
+        async with aclosing(self._ensure(_KERNEL_OF)) as steps:
+            async for event in steps:
+                yield event
+        found = await asyncio.to_thread(self.get, _KERNEL_OF)
         yield replace(plan, kernel=found.kernel.parent)
+
+    async def _ensure(self, name: str | None) -> AsyncGenerator[BuildEvent, None]:
+        """Yield the steps of building a shipped template that is not there; others are nobody's to build."""
+        if name is None or name not in await asyncio.to_thread(recipe.shipped_names):
+            return
+        try:
+            await asyncio.to_thread(self.get, name)
+        except (NotFound, DataDamaged):
+            async with aclosing(self.build(name)) as steps:
+                async for event in steps:
+                    yield BuildEvent(step="plan", message=f"{name}: {event.message}", fraction=0.0)
+
+    def _parent(self, name: str | None) -> Template | None:
+        """Return the template that a Dockerfile's FROM names; None: there is none. Blocks."""
+        try:
+            return None if name is None else self.get(name)
+        except NotFound:
+            return None
 
     def delete(self, name: str, *, needed: Mapping[str, Sequence[str]] = _NOBODY) -> None:
         """Forget a template; its files go too unless another name points to them. Blocks.
@@ -234,17 +255,6 @@ def _in_use(name: str, users: Sequence[str]) -> Conflict:
         name=name,
         needed_by=list(users[:_TOLD]),
     )
-
-
-async def _plan(name_or_recipe: str | Path) -> BuildPlan:
-    made = await asyncio.to_thread(lambda: recipe.load(recipe.find(name_or_recipe)))
-    if isinstance(made.image, Path):
-        made = recipe.with_settings(
-            made, (await asyncio.to_thread(image.look, made.image)).settings
-        )
-    elif made.image is not None:
-        made = recipe.with_settings(made, await registry.settings(made.image))
-    return await asyncio.to_thread(make_plan, made)
 
 
 def _report(name: str, error: BaseException) -> None:

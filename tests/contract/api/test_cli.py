@@ -305,6 +305,9 @@ def test_templates(cli: Cli, sandbox: str, tmp_path: Path) -> None:
     assert cli.json("template", "build", "ours", "--image", "python:3.12")["name"] == "ours"
     assert cli.json("template", "build", "dir", "--image", str(tmp_path))["name"] == "dir"
     cli.fails("template", "build", "x", "--image", "not one!", code=64)
+    (tmp_path / "Dockerfile").write_text("FROM base\n")
+    words = ("template", "build", "made", "--dockerfile", str(tmp_path / "Dockerfile"))
+    assert cli.json(*words, "--context", str(tmp_path))["name"] == "made"
     cli("template", "build", "broken", code=86)
     assert "error: step `run` failed" in cli.stderr
     assert cli("template", "rm", "mine") == "mine\n"

@@ -60,6 +60,13 @@ def test_build_from_a_container_image(rest: Rest) -> None:
     assert rest.ok("GET", "/v1/templates/boxed")["command"] == []
 
 
+def test_build_from_a_dockerfile(rest: Rest) -> None:
+    body = {"name": "made", "dockerfile_path": "/d/Dockerfile", "context_path": "/c"}
+    recipe = tomllib.loads(tree_recipe(BuildRequest.model_validate(body)) or "")
+    assert recipe == {"name": "made", "dockerfile": "/d/Dockerfile", "context": "/c"}
+    assert rest.events("POST", "/v1/templates/build", json=body)[-1][0] == "done"
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -73,6 +80,11 @@ def test_build_from_a_container_image(rest: Rest) -> None:
         {"name": "x", "image": "./x.tar"},
         {"name": "x", "image": "no image!"},
         {"name": "x", "image": "/x.tar", "rootfs_path": "/x.tar"},
+        {"name": "x", "dockerfile_path": "Dockerfile"},
+        {"name": "x", "dockerfile_path": "/Dockerfile", "context_path": "here"},
+        {"name": "x", "dockerfile_path": "/Dockerfile", "image": "a"},
+        {"name": "x", "context_path": "/"},
+        {"dockerfile_path": "/Dockerfile"},
     ],
 )
 def test_root_file_systems_that_make_no_sense(rest: Rest, body: dict[str, object]) -> None:

@@ -16,6 +16,7 @@ import pytest
 from tests.unit.templates.oci_images import Layer, Layout, config_of, docker_archive, layout
 from torpor.errors import HostNotReady, InvalidRequest, LimitExceeded, NotFound, TorporError
 from torpor.templates import recipe
+from torpor.templates.image_recipe import with_settings
 from torpor.templates.oci import layers as unpacking
 from torpor.templates.oci import registry
 from torpor.templates.oci.flatten import flatten
@@ -380,23 +381,23 @@ def test_a_recipe_takes_what_the_image_says_unless_it_says_otherwise(tmp_path: P
     )
     made = recipe_of(tmp_path, "i", "[env]\nB = '2'\n")
     assert isinstance(made.image, Path)
-    found = recipe.with_settings(made, look(made.image).settings)
+    found = with_settings(made, look(made.image).settings)
     assert dict(found.env) == {"A": "1", "B": "2"}
     assert (found.default_user, found.default_cwd, found.command) == ("7", "/w", ("run it",))
     (start,) = found.files
     assert (start.target, start.mode) == ("/opt/torpor/bin/image-command", 0o755)
     assert start.content == "#!/bin/sh\nexec 'run it' \"$@\"\n"
     own = recipe_of(tmp_path, "i", 'default_user = "me"\ndefault_cwd = "/x"\n')
-    own = recipe.with_settings(own, look(tmp_path / "i").settings)
+    own = with_settings(own, look(tmp_path / "i").settings)
     assert (own.default_user, own.default_cwd) == ("me", "/x")
     layout(tmp_path / "plain", Layer().add("a"))
-    plain = recipe.with_settings(recipe_of(tmp_path, "plain"), look(tmp_path / "plain").settings)
+    plain = with_settings(recipe_of(tmp_path, "plain"), look(tmp_path / "plain").settings)
     assert (plain.default_user, plain.default_cwd, plain.files) == ("root", "/workspace", ())
 
 
 def test_the_digest_is_the_images_not_its_places(tmp_path: Path) -> None:
     def digest(image: str) -> str:
-        made = recipe.with_settings(recipe_of(tmp_path, image), look(tmp_path / image).settings)
+        made = with_settings(recipe_of(tmp_path, image), look(tmp_path / image).settings)
         return make_plan(made).recipe_digest
 
     layout(tmp_path / "a", Layer().add("x"))

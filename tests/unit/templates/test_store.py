@@ -6,7 +6,7 @@ import asyncio
 import errno
 import json
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -14,12 +14,14 @@ import pytest
 
 from tests.fakes.records import T0, FakeClock
 from tests.fakes.templates import FakeBooter, FakeBootstrap, FakeGuest, write_agent
+from tests.unit.templates.test_dockerfile import BuildGuest
 from torpor.base.home import Home
 from torpor.errors import (
     BuildFailed,
     Conflict,
     DataDamaged,
     GuestUnreachable,
+    HostNotReady,
     InsufficientResources,
     InvalidRequest,
     NotFound,
@@ -27,6 +29,8 @@ from torpor.errors import (
 from torpor.model import BuildEvent
 from torpor.templates import build as builds
 from torpor.templates import manifest, plan, worklock
+from torpor.templates.dockerfile import inherit
+from torpor.templates.oci import registry
 from torpor.templates.store import TemplateStore
 
 pytestmark = pytest.mark.anyio
@@ -416,3 +420,49 @@ def test_a_lock_whose_file_was_removed_does_not_count(tmp_path: Path) -> None:
     worklock.unlock(path, second)
     worklock.unlock(path, first)
     assert not path.exists()
+
+
+class StepGuest(FakeGuest, BuildGuest):
+    """A guest that is booted once and carries out the steps of a Dockerfile."""
+
+    def __init__(self) -> None:
+        FakeGuest.__init__(self)
+        BuildGuest.__init__(self)
+
+
+async def test_a_dockerfile_builds_on_a_template(
+    home: Home, own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "Dockerfile").write_text("FROM own\nENV B=$A\nRUN make it\nUSER 7\nCMD go\n")
+    made = tmp_path / "made.toml"
+    made.write_text('name = "made"\ndockerfile = "Dockerfile"\ndisk_gib = 9\n')
+    fake = FakeBootstrap()
+
+    def bootstrap(plan_: plan.BuildPlan, work: Path, out: Path) -> AsyncGenerator[plan.Step, None]:
+        return (
+            fake(plan_, work, out) if plan_.parent is None else inherit.bootstrap(plan_, work, out)
+        )
+
+    guest = StepGuest()
+    boot = FakeBooter(guest)
+    store = TemplateStore(home, boot, bootstrap=bootstrap)
+    with monkeypatch.context() as patch:
+        patch.setattr(registry.shutil, "which", lambda _name: None)
+        with pytest.raises(HostNotReady, match="skopeo"):  # no template has that name yet
+            await events_of(store.build(made))
+    await events_of(store.build(own))
+    seen = await events_of(store.build(made))
+    assert boot.networks == ["none", "user"]
+    (info,) = [event.template for event in seen if event.template is not None]
+    assert (info.default_user, info.vcpus, info.disk_gib) == ("7", 2, 9)
+    assert dict(info.env) == {"A": "1", "B": "1"}
+    assert info.command == ("/bin/sh", "-c", "go")
+    assert store.get("made").info == info
+    assert store.get("made").disk.stat().st_size == 9 << 30
+    assert guest.grown == 1
+    assert [spec.command for spec in guest.ran] == ["make it", ("true",)]
+    again = await events_of(store.build(made))  # what is built is not built again
+    assert len(boot.booted) == 2
+    assert again[-1].template == info
+    assert store.get("own").info.digest != info.digest
+    assert left_in(home) == []

@@ -23,6 +23,8 @@ from torpor.server.wire import BuildEventWire, BuildRequest, TemplateListWire, T
 from torpor.templates.oci.registry import check_reference
 from torpor.templates.recipe import shipped_names
 
+_TREES = ("rootfs_path", "image", "dockerfile_path")
+
 router = APIRouter(prefix="/v1/templates", tags=["templates"], responses=FAILURES)
 
 
@@ -51,25 +53,29 @@ async def build_template(body: BuildRequest, engine: Engine) -> Streamed:
 
 
 def _check_tree(body: BuildRequest) -> None:
-    given = [key for key in ("rootfs_path", "image") if getattr(body, key) is not None]
+    if body.context_path is not None and body.dockerfile_path is None:
+        raise InvalidRequest("context_path needs dockerfile_path beside it")
+    given = [key for key in _TREES if getattr(body, key) is not None]
     if not given:
         if body.disk_gib is not None:
             raise InvalidRequest(
-                "disk_gib needs rootfs_path or image beside it", hint="a recipe has its own"
+                "disk_gib needs rootfs_path, image or dockerfile_path beside it",
+                hint="a recipe has its own",
             )
         return
     if len(given) > 1:
-        raise InvalidRequest("give rootfs_path or image, not both")
+        raise InvalidRequest(f"give one of {' and '.join(given)}, not both")
     if body.name is None:
         raise InvalidRequest(f"{given[0]} needs name beside it: what the template is called")
     check_name(body.name, "template")
     if body.name in shipped_names():
         raise InvalidRequest(f"{body.name!r} is a shipped recipe's name", hint="choose another")
-    if body.image is not None:
-        if not Path(body.image).is_absolute():
-            check_reference(body.image)
-    elif body.rootfs_path is not None and not Path(body.rootfs_path).is_absolute():
-        raise InvalidRequest(f"rootfs_path {body.rootfs_path!r} is not absolute")
+    if body.image is not None and not Path(body.image).is_absolute():
+        check_reference(body.image)
+    for key in ("rootfs_path", "dockerfile_path", "context_path"):
+        path = getattr(body, key)
+        if path is not None and not Path(path).is_absolute():
+            raise InvalidRequest(f"{key} {path!r} is not absolute")
 
 
 async def _build(engine: EnginePort, body: BuildRequest) -> AsyncGenerator[bytes, None]:
@@ -84,7 +90,7 @@ async def _build(engine: EnginePort, body: BuildRequest) -> AsyncGenerator[bytes
 
 
 def tree_recipe(body: BuildRequest) -> str | None:
-    """Return the recipe for a root file system or an image; None: neither is asked for.
+    """Return the recipe for a root file system, an image or a Dockerfile; None: none is asked for.
 
     TOML writes strings as JSON does.
     """
@@ -93,6 +99,10 @@ def tree_recipe(body: BuildRequest) -> str | None:
         lines.append(f"rootfs = {json.dumps(body.rootfs_path)}")
     elif body.image is not None:
         lines.append(f"image = {json.dumps(body.image)}")
+    elif body.dockerfile_path is not None:
+        lines.append(f"dockerfile = {json.dumps(body.dockerfile_path)}")
+        if body.context_path is not None:
+            lines.append(f"context = {json.dumps(body.context_path)}")
     else:
         return None
     if body.disk_gib is not None:
