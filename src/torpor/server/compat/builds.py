@@ -32,6 +32,8 @@ KEPT_MOST = 200
 OPEN_MOST = 8
 """Builds that may wait or go on at one time."""
 ROOTFS, RECIPE = "rootfs.tar", "recipe.toml"
+DOCKERFILE, CONTEXT = "Dockerfile", "context"
+"""A Dockerfile lies beside its context, which may have a file of that name."""
 
 _OPEN = frozenset({"queued", "building", "baking"})
 
@@ -50,7 +52,7 @@ class Build:
     ended_at: str | None
     size_mb: int
     bytes: int
-    """Of the root file system that was sent."""
+    """Of the files that were sent."""
 
     @property
     def is_open(self) -> bool:
@@ -106,9 +108,16 @@ class BuildDesk:
         await asyncio.to_thread(remove_tree, self._folder / build_id)
 
     async def begin(
-        self, build_id: str, name: str, *, workspace: str, size_mb: int, size_bytes: int
+        self,
+        build_id: str,
+        name: str,
+        *,
+        workspace: str,
+        size_mb: int,
+        size_bytes: int,
+        image: str | None = None,
     ) -> Build:
-        """Begin the build of what is in its folder, and return at once."""
+        """Begin the build of what is in its folder, or of a registry's image, and return at once."""
         build = Build(
             id=build_id,
             name=name,
@@ -120,9 +129,7 @@ class BuildDesk:
             size_mb=size_mb,
             bytes=size_bytes,
         )
-        disk_gib = max(1, -(-size_mb // 1024))
-        recipe = f'name = "{name}"\nrootfs = "{ROOTFS}"\ndisk_gib = {disk_gib}\n'
-        await asyncio.to_thread((self._folder / build_id / RECIPE).write_text, recipe)
+        await asyncio.to_thread(_write_recipe, self._folder / build_id, name, size_mb, image)
         await self._save(build)
         self._tasks.launch(self._run(build), name=f"build {build.id}")
         return build
@@ -220,14 +227,27 @@ class BuildDesk:
         return found
 
 
+def _write_recipe(folder: Path, name: str, size_mb: int, image: str | None) -> None:
+    """Write the recipe of what was sent; a Dockerfile's disk is as large as that of what it builds on."""
+    disk = f"disk_gib = {max(1, -(-size_mb // 1024))}"
+    if image is not None:
+        lines = [f"image = {json.dumps(image)}", disk]
+    elif (folder / DOCKERFILE).exists():
+        lines = [f'dockerfile = "{DOCKERFILE}"', f'context = "{CONTEXT}"']
+    else:
+        lines = [f'rootfs = "{ROOTFS}"', disk]
+    (folder / RECIPE).write_text("\n".join((f'name = "{name}"', *lines)) + "\n", "utf-8")
+
+
 def _make(parent: Path, folder: Path) -> None:
     make_private_dir(parent)
     make_private_dir(folder)
 
 
 def _tidy(folder: Path) -> None:
-    for name in (ROOTFS, RECIPE):
+    for name in (ROOTFS, RECIPE, DOCKERFILE):
         (folder / name).unlink(missing_ok=True)
+    remove_tree(folder / CONTEXT)
 
 
 def _append(path: Path, lines: tuple[str, ...]) -> None:

@@ -1,9 +1,11 @@
-"""/pandastack/v1/templates: templates, building them from a root file system, and the builds' logs."""
+"""/pandastack/v1/templates: templates, building them from what is sent, and the builds' logs."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from pathlib import Path
+from shutil import move
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
@@ -12,8 +14,8 @@ from pydantic import Field
 from torpor.access.principal import Principal
 from torpor.base.aio import closing
 from torpor.base.ids import check_name
-from torpor.errors import InvalidRequest, NotOffered
-from torpor.server.compat.builds import ROOTFS, Build, BuildDesk
+from torpor.errors import InvalidRequest
+from torpor.server.compat.builds import CONTEXT, DOCKERFILE, ROOTFS, Build, BuildDesk
 from torpor.server.compat.deps import Builds
 from torpor.server.compat.dispatch import PREFIX
 from torpor.server.compat.upload import Form, read_form
@@ -22,6 +24,7 @@ from torpor.server.replies import Last, Reply, Streamed, streamed
 from torpor.server.routes.deps import EVENTS, FAILURES, Engine, streams
 from torpor.server.routes.tokens import Me
 from torpor.server.wire import Wire
+from torpor.templates.oci.registry import check_reference
 from torpor.templates.recipe import shipped_names
 
 router = APIRouter(prefix=f"{PREFIX}/v1/templates", tags=["pandastack"], responses=FAILURES)
@@ -37,6 +40,8 @@ FORM = {
                         "name": {"type": "string"},
                         "size_mb": {"type": "string"},
                         "rootfs": {"type": "string", "format": "binary"},
+                        "image_ref": {"type": "string"},
+                        "dockerfile": {"type": "string"},
                     },
                 }
             }
@@ -89,14 +94,19 @@ async def pandastack_list_templates(engine: Engine) -> Reply:
 
 @router.post("/build", status_code=202, response_model=BuildTold, openapi_extra=FORM)
 async def pandastack_build_template(request: Request, builds: Builds, me: Me) -> Reply:
-    """Begin the build of a template from a root file system (a tar), and answer at once."""
+    """Begin the build of a template from a root file system (a tar), a registry's image or a Dockerfile."""
     build_id, folder = await builds.open_folder()
     try:
         content_type = request.headers.get("content-type", "")
-        form = await read_form(content_type, request.stream(), folder / ROOTFS)
-        name, size_mb, size_bytes = await asyncio.to_thread(_asked, form)
+        form = await read_form(content_type, request.stream(), folder / ROOTFS, folder / CONTEXT)
+        name, size_mb, image = await asyncio.to_thread(_asked, form, folder)
         build = await builds.begin(
-            build_id, name, workspace=me.workspace, size_mb=size_mb, size_bytes=size_bytes
+            build_id,
+            name,
+            workspace=me.workspace,
+            size_mb=size_mb,
+            size_bytes=(form.rootfs_bytes or 0) + form.context_bytes,
+            image=image,
         )
     except BaseException:
         await builds.drop_folder(build_id)
@@ -104,26 +114,34 @@ async def pandastack_build_template(request: Request, builds: Builds, me: Me) ->
     return Reply(BuildTold.of(build), 202)
 
 
-def _asked(form: Form) -> tuple[str, int, int]:
-    """Return the template's name, its disk's size and the root file system's."""
-    for name, what in (("image_ref", "an image in a registry"), ("dockerfile", "a Dockerfile")):
-        if name in form.fields:
-            raise NotOffered(
-                f"this daemon does not build templates from {what} over PandaStack's API",
-                hint="send a root file system: templates.build(name, rootfs_tar=FILE), "
-                "where docker export writes FILE",
-            )
-    if form.rootfs_bytes is None:
-        raise InvalidRequest("the form has no file rootfs", hint="a tar of a root file system")
+def _asked(form: Form, folder: Path) -> tuple[str, int, str | None]:
+    """Return the template's name, its disk's size and a registry's image; a Dockerfile is put into `folder`."""
+    image, text = form.fields.get("image_ref"), form.fields.get("dockerfile")
+    if image is not None:
+        check_reference(image)
+    elif text is not None:
+        _put_dockerfile(form, folder, text)
+    elif form.rootfs_bytes is None:
+        raise InvalidRequest(
+            "the form has no file rootfs, no image_ref and no dockerfile",
+            hint="rootfs is a tar of a root file system",
+        )
     name = check_name(form.fields.get("name", ""), "template")
     if name in shipped_names():
         raise InvalidRequest(
             f"{name!r} is the name of a template that comes with the daemon", hint="choose another"
         )
-    text = form.fields.get("size_mb") or str(SIZE_MIB)
-    if not (text.isascii() and text.isdecimal() and 1 <= int(text[:12]) <= SIZE_MOST_MIB):
-        raise InvalidRequest(f"size_mb is {text[:40]!r}; 1 to {SIZE_MOST_MIB} is wanted")
-    return name, int(text), form.rootfs_bytes
+    size = form.fields.get("size_mb") or str(SIZE_MIB)
+    if not (size.isascii() and size.isdecimal() and 1 <= int(size[:12]) <= SIZE_MOST_MIB):
+        raise InvalidRequest(f"size_mb is {size[:40]!r}; 1 to {SIZE_MOST_MIB} is wanted")
+    return name, int(size), image
+
+
+def _put_dockerfile(form: Form, folder: Path, text: str) -> None:
+    (folder / CONTEXT).mkdir(exist_ok=True)
+    (folder / DOCKERFILE).write_text(text, "utf-8")
+    if form.rootfs_bytes is not None:  # a file of the context that happens to be called so
+        move(folder / ROOTFS, folder / CONTEXT / "rootfs")
 
 
 def _seen_by(me: Principal) -> str | None:

@@ -1,4 +1,4 @@
-"""Reads the form of a template build as it comes: small fields into memory, the root file system onto the disk."""
+"""Reads the form of a template build as it comes: small fields into memory, files onto the disk."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl
 from python_multipart import MultipartParser
 from python_multipart.exceptions import MultipartParseError
 
-from torpor.base.fsio import free_bytes
+from torpor.base.fsio import free_bytes, remove_tree
 from torpor.base.units import GIB, format_bytes
 from torpor.errors import InsufficientResources, InvalidRequest, LimitExceeded
 
@@ -22,7 +22,7 @@ FIELDS_MOST_BYTES = 1 << 20
 """Of all fields but the root file system together."""
 ROOTFS_MOST_BYTES = 64 * GIB
 CONTEXT_MOST_BYTES = 64 << 20
-"""Of files that are not kept: what a client sends beside a Dockerfile."""
+"""Of what a client sends beside a Dockerfile, together."""
 RESERVE_BYTES = GIB
 """Free disk that an upload leaves."""
 
@@ -37,10 +37,16 @@ class Form:
     fields: dict[str, str] = field(default_factory=dict)
     rootfs_bytes: int | None = None
     """Size of the root file system; None: there was none."""
+    context_bytes: int = 0
+    """Of the other files together."""
 
 
-async def read_form(content_type: str, body: AsyncIterator[bytes], rootfs: Path) -> Form:
-    """Return the form in `body`; its part `rootfs` is in the file `rootfs`. On failure that is not there.
+async def read_form(
+    content_type: str, body: AsyncIterator[bytes], rootfs: Path, context: Path
+) -> Form:
+    """Return the form in `body`; its part `rootfs` is in the file `rootfs`, other files below the folder `context`.
+
+    Neither is there before; on failure neither is after it.
 
     Raises:
         InvalidRequest: it is no form.
@@ -55,7 +61,7 @@ async def read_form(content_type: str, body: AsyncIterator[bytes], rootfs: Path)
             f"the request is {kind[:80] or 'of no type'}; a form is wanted",
             hint="send name and rootfs (a tar) as multipart/form-data",
         )
-    reader = _Reader(boundary, rootfs)
+    reader = _Reader(boundary, rootfs, context)
     try:
         held = bytearray()
         async for chunk in body:
@@ -101,12 +107,13 @@ def _too_large(what: str, limit: int) -> LimitExceeded:
 class _Reader:
     """Takes a multipart body in pieces. All methods block."""
 
-    def __init__(self, boundary: str, rootfs: Path) -> None:
+    def __init__(self, boundary: str, rootfs: Path, context: Path) -> None:
         self.form = Form()
         self._path = rootfs
         self._file: BinaryIO | None = None
+        self._context = context
+        self._beside: BinaryIO | None = None
         self._small = 0
-        self._dropped = 0
         self._parts = 0
         self._is_whole = False
         self._header: tuple[bytearray, bytearray] = (bytearray(), bytearray())
@@ -146,7 +153,10 @@ class _Reader:
         """Remove what was written."""
         if self._file is not None:
             self._file.close()
+        if self._beside is not None:
+            self._beside.close()
         self._path.unlink(missing_ok=True)
+        remove_tree(self._context)
 
     def _begin(self) -> None:
         self._parts += 1
@@ -173,6 +183,8 @@ class _Reader:
             self._is_file = message.get_filename() is not None
             if self._name == "rootfs" and self._is_file:
                 self._open()
+            elif self._is_file:
+                self._open_beside()
 
     def _open(self) -> None:
         if self._file is not None:
@@ -180,13 +192,29 @@ class _Reader:
         self._file = self._path.open("xb")
         self.form.rootfs_bytes = 0
 
+    def _open_beside(self) -> None:
+        """Open a file of a Dockerfile's context; its part is called as the file is."""
+        parts = self._name.split("/")
+        if any(part in ("", ".", "..") or len(part.encode()) > 255 for part in parts):
+            raise InvalidRequest(f"the form has the file {self._name[:200]!r}, which leads out")
+        if "\0" in self._name or len(self._name) > 2000:
+            raise InvalidRequest("the form has a file whose name cannot be")
+        path = self._context.joinpath(*parts)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._beside = path.open("xb")
+        except (FileExistsError, NotADirectoryError) as exc:
+            raise InvalidRequest(f"the form has the file {self._name[:200]!r} twice") from exc
+
     def _data(self, data: bytes) -> None:
         if self._name == "rootfs" and self._file is not None and self._is_file:
             self._write(self._file, data)
         elif self._is_file:
-            self._dropped += len(data)
-            if self._dropped > CONTEXT_MOST_BYTES:
+            self.form.context_bytes += len(data)
+            if self.form.context_bytes > CONTEXT_MOST_BYTES:
                 raise _too_large("what is beside the root file system", CONTEXT_MOST_BYTES)
+            if self._beside is not None:
+                self._beside.write(data)
         else:
             self._hold(self._value, data)
 
@@ -203,6 +231,9 @@ class _Reader:
         if self._is_file:
             if self._name == "rootfs" and self._file is not None:
                 self._file.close()
+            elif self._beside is not None:
+                self._beside.close()
+                self._beside = None
         elif self._name:
             self.form.fields[self._name] = bytes(self._value).decode("utf-8", "replace")
 
