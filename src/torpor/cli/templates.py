@@ -167,7 +167,7 @@ def build_progress() -> Iterator[Callable[[BuildEvent], object]]:
         def line(event: BuildEvent) -> None:
             # of the plan each word: also that another build of the same is waited for
             key = f"{event.step} {event.message}" if event.step == "plan" else event.step
-            if key not in seen:
+            if key not in seen or event.step == "run":
                 seen.add(key)
                 print(f"{event.step}: {visible(event.message)}", file=sys.stderr)
 

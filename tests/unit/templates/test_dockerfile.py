@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import io
 import json
 import os
@@ -19,6 +20,7 @@ from tests.unit.templates.oci_images import Layer, layout
 from torpor.errors import BuildFailed, InvalidRequest, NotFound
 from torpor.model import ExecEnded, ExecId, ExecInfo, ExecOutput, ExecSpec
 from torpor.templates import planning, recipe
+from torpor.templates.dockerfile import context as context_of
 from torpor.templates.dockerfile import run
 from torpor.templates.dockerfile.base import tree_base
 from torpor.templates.dockerfile.context import Context
@@ -244,6 +246,22 @@ def test_what_is_no_file_is_refused(folder: Path) -> None:
         taken(folder, "d")
 
 
+def test_files_that_cannot_be_read_are_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(path: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(context_of, "_open", denied)
+    with pytest.raises(InvalidRequest, match=r"line 2: the context .*a\.txt cannot be read"):
+        carried_out("FROM base\nCOPY a.txt b\n", folder, BuildGuest())
+    made = Dockerfile(
+        path=folder / "Dockerfile",
+        meaning=meaning("FROM base\nCOPY a.txt b\n"),
+        context=Context(folder),
+    )
+    with pytest.raises(InvalidRequest, match="line 2: the context"):
+        made.digest("low")
+
+
 def test_packing(folder: Path, tmp_path: Path) -> None:
     os.link(folder / "d/x.py", folder / "d/z.py")
     (folder / "d/x.py").chmod(0o755)
@@ -299,6 +317,8 @@ class BuildGuest:
             raise InvalidRequest("the guest has no user 'nobody-here'")
 
         async def events() -> AsyncIterator[Any]:
+            if spec.command == "chatter":
+                yield ExecOutput("stdout", 0, b"x\n" * 5000)
             yield ExecOutput("stdout", 0, b"first\nsec")
             yield ExecOutput("stderr", 0, b"ond\nlast")
             status = 0 if spec.command == ("true",) else self._status
@@ -391,6 +411,12 @@ def test_a_step_that_fails_says_its_line(folder: Path) -> None:
     ) as caught:
         carried_out("FROM base\n\nRUN b\nRUN c\n", folder, BuildGuest(status=7))
     assert caught.value.facts["log"] == "first\nsecond\nlast"
+
+
+def test_what_a_step_tells_is_bounded(folder: Path) -> None:
+    said = [s.message for s in carried_out("FROM base\nRUN chatter\n", folder, BuildGuest())]
+    assert said.count("x") == 1000
+    assert "(4002 more lines are not shown)" in said
 
 
 def test_a_user_who_is_not_there(folder: Path) -> None:

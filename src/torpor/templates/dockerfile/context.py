@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fnmatch
 import hashlib
 import os
@@ -9,6 +11,7 @@ import posixpath
 import re
 import stat
 import tarfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
@@ -175,6 +178,25 @@ class Context:
             if pattern.fullmatch(name):
                 hidden = not is_kept
         return hidden
+
+
+@contextlib.contextmanager
+def readable(where: str) -> Iterator[None]:
+    """Enter to read a context; what cannot be read is said, beginning with `where`.
+
+    Raises:
+        InvalidRequest: a file cannot be read, or changed while it was.
+    """
+    try:
+        yield
+    except OSError as exc:
+        if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        name = f" {exc.filename}" if exc.filename else ""
+        raise InvalidRequest(
+            f"{where}: the context{name} cannot be read: {exc.strerror or exc}",
+            hint="let it be as it is while the build goes on, and readable for the daemon",
+        ) from exc
 
 
 def _entry(path: Path, name: str, where: str) -> Entry:

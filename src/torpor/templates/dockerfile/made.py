@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from torpor.templates.dockerfile.context import Context
+from torpor.templates.dockerfile.context import Context, readable
 from torpor.templates.dockerfile.meaning import Copy, Meaning
 
 VERSION = 1
@@ -35,7 +35,8 @@ class Dockerfile:
             plain = {key: value for key, value in asdict(step).items() if key != "line"}
             if isinstance(step, Copy):
                 where = f"{self.path}, line {step.line}"
-                plain["files"] = self.context.select(step.sources, where).digest()
+                with readable(where):
+                    plain["files"] = self.context.select(step.sources, where).digest()
             _add(hasher, [type(step).__name__, plain])
         _add(hasher, [sorted(meaning.env.items()), meaning.user, meaning.cwd, meaning.command])
         return hasher.hexdigest()

@@ -23,6 +23,7 @@ from torpor.errors import (
 )
 from torpor.guest.port import Guest
 from torpor.model import ExecEnded, ExecId, ExecOutput, ExecSpec
+from torpor.templates.dockerfile.context import readable
 from torpor.templates.dockerfile.made import Dockerfile
 from torpor.templates.dockerfile.meaning import BuildStep, Copy, MakeFolder, Run
 from torpor.templates.image_recipe import COMMAND_FILE, command_text
@@ -35,7 +36,7 @@ IMAGE_FILE = "/etc/torpor/image.json"
 """What the guest agent takes its defaults from."""
 
 _SMALL_S = 300.0
-_LOG_LINES, _LINE_CHARS = 60, 200
+_LOG_LINES, _LINE_CHARS, _LINES_TOLD = 60, 200, 1000
 _NAMES_AT_ONCE = 200
 
 
@@ -59,9 +60,15 @@ async def carry_out(made: Dockerfile, guest: Guest, work: Path) -> AsyncGenerato
             "run", f"step {number} of {len(steps)}: {_shown(step)}", (number - 1) / len(steps)
         )
         try:
+            told = 0
             async with aclosing(_one(made, guest, step, work)) as lines:
                 async for line in lines:
-                    yield Step("run", line, (number - 1) / len(steps))
+                    told += 1
+                    if told <= _LINES_TOLD:
+                        yield Step("run", line, (number - 1) / len(steps))
+            if told > _LINES_TOLD:
+                more = f"({told - _LINES_TOLD} more lines are not shown)"
+                yield Step("run", more, number / len(steps))
         except (GuestFailed, NotFound, InvalidRequest, Conflict, LimitExceeded) as exc:
             if isinstance(exc, GuestUnreachable) or exc.message.startswith(_where(made, step)):
                 raise
@@ -131,13 +138,15 @@ async def _run(guest: Guest, spec: ExecSpec, where: str) -> AsyncGenerator[str, 
 
 async def _copy(made: Dockerfile, guest: Guest, step: Copy, work: Path) -> None:
     where = _where(made, step)
-    selection = await asyncio.to_thread(made.context.select, step.sources, where)
+    with readable(where):
+        selection = await asyncio.to_thread(made.context.select, step.sources, where)
     folder, name = step.target, None
     if selection.is_single and not step.target.endswith("/") and not await _is_dir(guest, folder):
         folder, name = posixpath.split(step.target)
     tar = work / "copy.tar"
     try:
-        names = await asyncio.to_thread(selection.pack, tar, name=name, mode=step.mode)
+        with readable(where):
+            names = await asyncio.to_thread(selection.pack, tar, name=name, mode=step.mode)
         await guest.unpack(folder, _chunks(tar))
     finally:
         await asyncio.to_thread(tar.unlink, missing_ok=True)
