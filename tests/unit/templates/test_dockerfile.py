@@ -307,6 +307,7 @@ class BuildGuest:
         self.unpacked: list[tuple[str, list[str]]] = []
         self.written: dict[str, tuple[str, int | None]] = {}
         self.grown = 0
+        self.removed: list[str] = []
         self._folders = folders
         self._status = status
 
@@ -354,6 +355,10 @@ class BuildGuest:
 
     async def write(self, path: str, chunks: AsyncIterator[bytes], *, mode: int | None) -> None:
         self.written[path] = (b"".join([chunk async for chunk in chunks]).decode(), mode)
+
+    async def remove(self, path: str) -> None:
+        self.removed.append(path)
+        raise NotFound(path)
 
     async def grow_disk(self) -> int:
         self.grown += 1
@@ -411,6 +416,13 @@ def test_a_step_that_fails_says_its_line(folder: Path) -> None:
     ) as caught:
         carried_out("FROM base\n\nRUN b\nRUN c\n", folder, BuildGuest(status=7))
     assert caught.value.facts["log"] == "first\nsecond\nlast"
+
+
+def test_no_command_is_left_when_there_is_none(folder: Path) -> None:
+    guest = BuildGuest()
+    carried_out("FROM base\nCMD []\n", folder, guest)
+    assert guest.removed == ["/opt/torpor/bin/image-command"]
+    assert "/opt/torpor/bin/image-command" not in guest.written
 
 
 def test_what_a_step_tells_is_bounded(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import posixpath
 import shlex
@@ -194,6 +195,9 @@ async def _leave_settings(guest: Guest, made: Dockerfile) -> None:
     await guest.write(IMAGE_FILE, _text(text), mode=0o644)
     if meaning.command:
         await guest.write(COMMAND_FILE, _text(command_text(meaning.command)), mode=0o755)
+    else:  # CMD [] takes back what the base had
+        with contextlib.suppress(NotFound):
+            await guest.remove(COMMAND_FILE)
 
 
 async def _text(text: str) -> AsyncIterator[bytes]:
