@@ -12,7 +12,7 @@ from torpor.cli import completion
 from torpor.cli.app import tell
 from torpor.cli.find import SandboxArg, find
 from torpor.cli.find_snapshot import SnapshotArg, find_snapshot, find_source
-from torpor.cli.output import AsJson, pairs, print_json
+from torpor.cli.output import AsJson, Secret, pairs, print_json, secrets_of
 from torpor.cli.quiesce import (
     Consistent,
     OnFailure,
@@ -66,6 +66,7 @@ Sandboxes = Annotated[
 
 def _options(
     env: list[str] | None,
+    secret: list[str] | None,
     metadata: list[str] | None,
     network: str | None,
     ttl: int | None,
@@ -78,6 +79,7 @@ def _options(
         raise InvalidRequest(f"--network {network!r} is not known", hint="--network user|none")
     options = {
         "env": pairs(env or [], "--env"),
+        "secrets": secrets_of(secret or []),
         "metadata": pairs(metadata or [], "--metadata"),
         "network": network,
         "ttl_seconds": ttl,
@@ -113,6 +115,7 @@ def _note(info: SandboxInfo) -> None:
 def restore(
     snapshot: SnapshotArg,
     env: Env = None,
+    secret: Secret = None,
     metadata: Metadata = None,
     network: NetworkOption = None,
     ttl: Ttl = None,
@@ -129,7 +132,7 @@ def restore(
     """
     from torpor.sdk.sync_sandbox import Sandbox
 
-    options = _options(env, metadata, network, ttl, idle, allow_cold, agent_memory, volumes)
+    options = _options(env, secret, metadata, network, ttl, idle, allow_cold, agent_memory, volumes)
     made = Sandbox.restore(find_snapshot(snapshot).id, **options)
     _note(made.info)
     print_json(made.info) if as_json else print(made.id)
@@ -180,6 +183,7 @@ def fork(
     ],
     count: Annotated[int, typer.Option("-n", "--count", help="How many.")] = 1,
     env: Env = None,
+    secret: Secret = None,
     metadata: Metadata = None,
     network: NetworkOption = None,
     ttl: Ttl = None,
@@ -196,7 +200,7 @@ def fork(
     """
     from torpor.sdk.sync_sandbox import Sandbox
 
-    options = _options(env, metadata, network, ttl, idle, allow_cold, agent_memory, volumes)
+    options = _options(env, secret, metadata, network, ttl, idle, allow_cold, agent_memory, volumes)
     results = Sandbox.fork(find_source(source), count=count, **options)
     errors = [result for result in results if isinstance(result, TorporError)]
     for result in results:

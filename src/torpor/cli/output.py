@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -13,6 +14,13 @@ from typing import Annotated, Any
 import typer
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+Secret = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME", help="As -e, with the value that NAME has in this command's environment."
+    ),
+]
 
 _PIPE_WIDTH = 1000
 """Columns of a table that goes to a file or pipe: nothing is cut."""
@@ -122,3 +130,20 @@ def stderr_is_terminal() -> bool:
 def as_dict(value: Any) -> dict[str, object]:
     """Return a dataclass as a mapping, one level deep."""
     return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+
+
+def secrets_of(names: Sequence[str]) -> dict[str, str]:
+    """Return secrets from the environment: on the command line every user of the host could read them.
+
+    Raises:
+        InvalidRequest: there is no such variable.
+    """
+    from torpor.errors import InvalidRequest
+
+    missing = [name for name in names if name not in os.environ]
+    if missing:
+        raise InvalidRequest(
+            f"--secret {missing[0]}: there is no such variable in the environment",
+            hint=f"{missing[0]}=… torpor … --secret {missing[0]}",
+        )
+    return {name: os.environ[name] for name in names}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +13,7 @@ from torpor.cli import completion
 from torpor.cli.find import SandboxArg, find
 from torpor.cli.output import (
     AsJson,
+    Secret,
     age,
     as_dict,
     left,
@@ -21,6 +21,7 @@ from torpor.cli.output import (
     print_facts,
     print_json,
     print_table,
+    secrets_of,
     span,
     visible,
 )
@@ -53,13 +54,7 @@ def create(
         list[str] | None,
         typer.Option("-e", "--env", metavar="KEY=VALUE", help="For every command."),
     ] = None,
-    secret: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="As -e, with the value that NAME has in this command's environment.",
-        ),
-    ] = None,
+    secret: Secret = None,
     metadata: Annotated[
         list[str] | None, typer.Option("-m", "--metadata", metavar="KEY=VALUE", help="Your labels.")
     ] = None,
@@ -99,7 +94,7 @@ def create(
         disk_gib=disk_gib,
         network="user" if network == "user" else "none",
         env=pairs(env or [], "--env"),
-        secrets=_secrets(secret or []),
+        secrets=secrets_of(secret or []),
         metadata=labels,
         ttl_seconds=ttl,
         on_timeout="delete" if on_timeout == "delete" else "hibernate",
@@ -110,17 +105,6 @@ def create(
         print_json(sandbox.info)
     else:
         print(sandbox.id)
-
-
-def _secrets(names: list[str]) -> dict[str, str]:
-    """Return secrets from the environment: on the command line every user of the host could read them."""
-    missing = [name for name in names if name not in os.environ]
-    if missing:
-        raise InvalidRequest(
-            f"--secret {missing[0]}: there is no such variable in the environment",
-            hint=f"{missing[0]}=… torpor create --secret {missing[0]}",
-        )
-    return {name: os.environ[name] for name in names}
 
 
 def ls(

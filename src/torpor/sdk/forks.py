@@ -34,6 +34,7 @@ async def fork(
     *,
     count: int | None = None,
     env: Mapping[str, str] | None = None,
+    secrets: Mapping[str, str] | None = None,
     metadata: Mapping[str, str] | None = None,
     network: Network | None = None,
     ttl_seconds: int | None = None,
@@ -52,6 +53,7 @@ async def fork(
         count: how many (1 to 100); the result is then a list in which each is a sandbox or its own error.
             None: one, which is returned or whose error is raised.
         env: laid over the source's environment.
+        secrets: the same; for values that are secret. They are in the fork, and so in its snapshots.
         metadata: labels; `fork_tree_id` and `fork_parent_id` are added, and tell which are siblings.
         network: `user` or `none`; None: the source's.
         ttl_seconds: seconds until `on_timeout` happens; None: never.
@@ -73,6 +75,7 @@ async def fork(
     source = AsyncSandbox.handle(self) if isinstance(self, str) else self
     body = restore_body(
         env=env,
+        secrets=secrets,
         metadata=metadata,
         network=network,
         ttl_seconds=ttl_seconds,

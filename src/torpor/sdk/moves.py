@@ -111,6 +111,7 @@ class AsyncMoves(AsyncHandle):
         snapshot_id: str,
         *,
         env: Mapping[str, str] | None = None,
+        secrets: Mapping[str, str] | None = None,
         metadata: Mapping[str, str] | None = None,
         network: Network | None = None,
         ttl_seconds: int | None = None,
@@ -128,6 +129,7 @@ class AsyncMoves(AsyncHandle):
         Args:
             snapshot_id: which one.
             env: laid over the snapshot's environment.
+            secrets: the same; for values that are secret. They are in the sandbox, and so in its snapshots.
             metadata: labels of the new sandbox; it inherits none.
             network: `user` or `none`; None: the snapshot's.
             ttl_seconds: seconds until `on_timeout` happens; None: never.
@@ -148,6 +150,7 @@ class AsyncMoves(AsyncHandle):
         """
         body = restore_body(
             env=env,
+            secrets=secrets,
             metadata=metadata,
             network=network,
             ttl_seconds=ttl_seconds,

@@ -30,6 +30,7 @@ class RestoreOptions(TypedDict, total=False):
     """What a sandbox that is made from a snapshot may be given of its own."""
 
     env: Mapping[str, str] | None
+    secrets: Mapping[str, str] | None
     metadata: Mapping[str, str] | None
     network: Network | None
     ttl_seconds: int | None
@@ -70,10 +71,12 @@ def restore_body(
     allow_cold: bool,
     agent_memory: AgentMemory | None = None,
     volumes: VolumesMode | None = None,
+    secrets: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Return the request that makes a sandbox from a snapshot."""
     return {
         "env": dict(env or {}),
+        "secrets": dict(secrets or {}),
         "metadata": dict(metadata or {}),
         "network": network,
         "ttl_seconds": ttl_seconds,

@@ -275,6 +275,7 @@ class AsyncSnapshot(SnapshotFields):
         self,
         *,
         env: Mapping[str, str] | None = None,
+        secrets: Mapping[str, str] | None = None,
         metadata: Mapping[str, str] | None = None,
         network: Network | None = None,
         ttl_seconds: int | None = None,
@@ -290,6 +291,7 @@ class AsyncSnapshot(SnapshotFields):
         return await AsyncSandbox.restore(
             self._id,
             env=env,
+            secrets=secrets,
             metadata=metadata,
             network=network,
             ttl_seconds=ttl_seconds,

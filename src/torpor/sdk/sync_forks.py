@@ -32,6 +32,7 @@ def fork(
     *,
     count: int | None = None,
     env: Mapping[str, str] | None = None,
+    secrets: Mapping[str, str] | None = None,
     metadata: Mapping[str, str] | None = None,
     network: Network | None = None,
     ttl_seconds: int | None = None,
@@ -61,6 +62,7 @@ def fork(
         source = self._snapshot
     options: RestoreOptions = {
         "env": env,
+        "secrets": secrets,
         "metadata": metadata,
         "network": network,
         "ttl_seconds": ttl_seconds,

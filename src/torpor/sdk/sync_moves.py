@@ -89,6 +89,7 @@ class Moves(Handle):
         snapshot_id: str,
         *,
         env: Mapping[str, str] | None = None,
+        secrets: Mapping[str, str] | None = None,
         metadata: Mapping[str, str] | None = None,
         network: Network | None = None,
         ttl_seconds: int | None = None,
@@ -114,6 +115,7 @@ class Moves(Handle):
                 AsyncSandbox.restore(
                     snapshot_id,
                     env=env,
+                    secrets=secrets,
                     metadata=metadata,
                     network=network,
                     ttl_seconds=ttl_seconds,

@@ -150,6 +150,7 @@ class Snapshot(SnapshotFields):
         self,
         *,
         env: Mapping[str, str] | None = None,
+        secrets: Mapping[str, str] | None = None,
         metadata: Mapping[str, str] | None = None,
         network: Network | None = None,
         ttl_seconds: int | None = None,
@@ -166,6 +167,7 @@ class Snapshot(SnapshotFields):
             loop_thread.run(
                 self._snapshot.restore(
                     env=env,
+                    secrets=secrets,
                     metadata=metadata,
                     network=network,
                     ttl_seconds=ttl_seconds,

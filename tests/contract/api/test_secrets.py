@@ -48,7 +48,7 @@ def command_lines() -> Iterator[bytes]:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
-    monkeypatch.setenv("PYTHONPATH", str(FAKES))
+    monkeypatch.setenv("PYTHONPATH", str(FAKES), prepend=os.pathsep)
     found = Home(tmp_path / "home")
     yield found
     for entry in Path("/proc").glob("[0-9]*"):
@@ -72,7 +72,12 @@ def test_a_daemon_writes_down_no_secret(home: Home) -> None:
     sandbox.exec("cat", stdin=f"{PLANTED}stdin", env={"C": f"{PLANTED}exec"})
     sandbox.filesystem.write("/x", f"{PLANTED}file")
     taken = sandbox.snapshot()
-    fork = sandbox.fork(env={"D": f"{PLANTED}fork"})
+    fork = sandbox.fork(env={"D": f"{PLANTED}fork"}, secrets={"E": f"{PLANTED}forked"})
+    assert fork.exec("env").stdout.count(f"{PLANTED}fork") == 2
+    back = taken.restore(secrets={"F": f"{PLANTED}restored"})
+    assert f"F={PLANTED}restored" in back.exec("env").stdout
+    with pytest.raises(InvalidRequest, match="D is in env and in secrets"):
+        Sandbox.restore(taken.id, env={"D": "1"}, secrets={"D": f"{PLANTED}twice"}, client=client)
     sandbox.hibernate()
     with contextlib.suppress(Exception):
         sandbox.exec("true", user=f"{PLANTED}user")
@@ -91,7 +96,7 @@ def test_a_daemon_writes_down_no_secret(home: Home) -> None:
         ]
     for reply in shown:
         assert PLANTED not in reply.text, reply.text
-    assert PLANTED not in repr((sandbox.info, taken.info, fork.info))
+    assert PLANTED not in repr((sandbox.info, taken.info, fork.info, back.info))
     assert not [line for line in command_lines() if PLANTED.encode() in line]
     found = dict(written(home.root))
     assert home.database in found
@@ -115,9 +120,19 @@ def test_the_command_line_takes_secrets_from_the_environment(home: Home) -> None
     assert made.returncode == 0, made.stderr
     assert json.loads(made.stdout)["env_names"] == ["KEY"]
     assert PLANTED not in made.stdout + made.stderr
-    missing = torpor("create", "--secret", "NO_SUCH")
-    assert missing.returncode == InvalidRequest.exit_code
-    assert "no such variable" in missing.stderr
+    one = json.loads(made.stdout)["id"]
+    forked = torpor("fork", one, "--secret", "MORE", "--json", MORE=f"{PLANTED}cli")
+    assert forked.returncode == 0, forked.stderr
+    assert "MORE" in json.loads(forked.stdout)[0]["env_names"]
+    assert torpor("snapshot", "create", one, "--label", "here").returncode == 0
+    back = torpor("restore", f"{one}@here", "--secret", "MORE", "--json", MORE=f"{PLANTED}cli")
+    assert back.returncode == 0, back.stderr
+    assert "MORE" in json.loads(back.stdout)["env_names"]
+    assert PLANTED not in forked.stdout + forked.stderr + back.stdout + back.stderr
+    for words in (("create",), ("fork", one), ("restore", f"{one}@here")):
+        missing = torpor(*words, "--secret", "NO_SUCH")
+        assert missing.returncode == InvalidRequest.exit_code
+        assert "no such variable" in missing.stderr
 
 
 def test_the_engine_writes_down_no_secret(play: Play) -> None:
