@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import cast
+
+from starlette.routing import BaseRoute, WebSocketRoute
 
 from torpor.errors import catalogue
+from torpor.sandboxes.port import EnginePort
+from torpor.server.app import create_app
 from torpor.server.openapi import document
 
 DOCS = Path(__file__).parents[3] / "docs/reference"
@@ -37,6 +43,24 @@ def test_every_route_is_in_the_reference() -> None:
         if not path.startswith("/pandastack/")  # theirs is another's reference
     } | {("GET", "/v1/openapi.json")}
     assert said == real
+
+
+def websockets_of(routes: Iterable[BaseRoute]) -> Iterator[str]:
+    """Yield the paths of all WebSockets, for which OpenAPI has no words."""
+    for route in routes:
+        if isinstance(route, WebSocketRoute):
+            yield route.path
+        router = getattr(route, "original_router", None)  # a later FastAPI keeps it as it was
+        if router is not None:
+            yield from websockets_of(router.routes)
+
+
+def test_every_websocket_route_is_in_the_reference() -> None:
+    text = (DOCS / "rest.md").read_text()
+    said = re.findall(r"^\| `WS (/v1/[^`?]*)` \|", text, re.MULTILINE)
+    real = list(websockets_of(create_app(cast(EnginePort, None)).routes))
+    assert len(real) > 1
+    assert sorted(said) == sorted(path.replace("{sandbox_id}", "{id}") for path in real)
 
 
 def test_every_exit_code_is_in_the_reference() -> None:
