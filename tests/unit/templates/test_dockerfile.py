@@ -320,8 +320,8 @@ class BuildGuest:
         async def events() -> AsyncIterator[Any]:
             if spec.command == "chatter":
                 yield ExecOutput("stdout", 0, b"x\n" * 5000)
-            yield ExecOutput("stdout", 0, b"first\nsec")
-            yield ExecOutput("stderr", 0, b"ond\nlast")
+            yield ExecOutput("stdout", 0, b"first\nfoot")
+            yield ExecOutput("stderr", 0, b"step\nlast")
             status = 0 if spec.command == ("true",) else self._status
             yield ExecEnded(
                 ExecInfo(
@@ -406,7 +406,7 @@ def test_steps_run_in_order_and_leave_the_settings(folder: Path) -> None:
     start = guest.written["/opt/torpor/bin/image-command"]
     assert start == ("#!/bin/sh\nexec go 'a b' \"$@\"\n", 0o755)
     assert said[0] == "step 1 of 5: WORKDIR /app"
-    assert {"first", "second"} <= set(said)
+    assert {"first", "footstep"} <= set(said)
     assert "line 10: LABEL has no meaning here" in said
 
 
@@ -415,7 +415,7 @@ def test_a_step_that_fails_says_its_line(folder: Path) -> None:
         BuildFailed, match=r"Dockerfile, line 3: it ended with status 7: b$"
     ) as caught:
         carried_out("FROM base\n\nRUN b\nRUN c\n", folder, BuildGuest(status=7))
-    assert caught.value.facts["log"] == "first\nsecond\nlast"
+    assert caught.value.facts["log"] == "first\nfootstep\nlast"
 
 
 def test_no_command_is_left_when_there_is_none(folder: Path) -> None:
