@@ -35,7 +35,7 @@ from torpor.sandboxes.inventories import inventory_before
 from torpor.sandboxes.machine import SandboxMachine
 from torpor.sandboxes.quiescing import Rest, unasked
 from torpor.sandboxes.room import check_capture
-from torpor.sandboxes.volume_capture import VolumesCaptured
+from torpor.sandboxes.volume_capture import VolumesCaptured, settle_earlier
 from torpor.vmm.base import Vmm
 
 DEAD_MAN_S = 30.0
@@ -76,6 +76,7 @@ class Captured:
 
 async def take(m: SandboxMachine, wish: Wish, *, paused_before: bool) -> Manifest:
     """Take a snapshot with what becomes of the volumes around it; see `_take`."""
+    await settle_earlier(m, paused_before=paused_before)
     volumes = VolumesCaptured(m, wish.volumes)
     with m.parts.pins.held(*volumes.pins):
         try:

@@ -424,12 +424,13 @@ async def settle(m: SandboxMachine) -> None:
         await noted(m, row, holder)
     for row, holder in m.parts.volumes.shelf.held_by(m.info.id):
         try:
-            await _settle_one(m, row, holder)
+            await settle_one(m, row, holder)
         except TorporError as exc:
             m.parts.report(f"volume {row.name} of {m.info.id}", exc)
 
 
-async def _settle_one(m: SandboxMachine, row: VolumeRow, holder: VolumeHolder) -> None:
+async def settle_one(m: SandboxMachine, row: VolumeRow, holder: VolumeHolder) -> None:
+    """Finish or undo what was begun with one volume of a sandbox that runs."""
     match holder.state:
         case "attaching":
             await _undo(m, row.id)

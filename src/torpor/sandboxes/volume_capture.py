@@ -62,7 +62,6 @@ class VolumesCaptured:
             Busy: a volume that is to be taken off is in use; the message names by whom.
         """
         if self._mode == "include":
-            await self._back_from_earlier(paused_before=paused_before)
             await self._make_overlays()
         elif self._held:
             if paused_before:
@@ -75,18 +74,6 @@ class VolumesCaptured:
             except BaseException:
                 await finish(self.put_back(), within_s=120.0)
                 raise
-
-    async def _back_from_earlier(self, *, paused_before: bool) -> None:
-        """Put back what could not be put back after an earlier snapshot: this one says that the machine has it."""
-        for row, holder in self._held:
-            if holder.state != "parted":
-                continue
-            if paused_before:
-                raise WrongState(
-                    f"sandbox {self._m.info.id} is paused; it cannot mount volume {row.name} again",
-                    hint="resume it first",
-                )
-            await volume_attach.put_back(self._m, row.id)
 
     async def _make_overlays(self) -> None:
         desk = self._m.parts.volumes
@@ -185,6 +172,24 @@ class VolumesCaptured:
                 failure = exc
         if failure is not None:
             raise failure
+
+
+async def settle_earlier(m: SandboxMachine, *, paused_before: bool) -> None:
+    """Finish or undo what failed half-way before: a snapshot says that the machine has a volume, or has it not.
+
+    Raises:
+        WrongState: that is to be done, and a paused machine cannot.
+        TorporError: it cannot be done now either.
+    """
+    for row, holder in m.parts.volumes.shelf.held_by(m.info.id):
+        if holder.state == "attached":
+            continue
+        if paused_before:
+            raise WrongState(
+                f"sandbox {m.info.id} is paused, and volume {row.name} is {holder.state}",
+                hint="resume it first",
+            )
+        await volume_attach.settle_one(m, row, holder)
 
 
 async def asleep(m: SandboxMachine) -> None:

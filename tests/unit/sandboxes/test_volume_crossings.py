@@ -24,6 +24,7 @@ from torpor.errors import (
 from torpor.model import RestoreSpec, SandboxInfo, SandboxState
 from torpor.sandboxes import volume_attach, volume_engine
 from torpor.volumes.desk import Point
+from torpor.volumes.lease import in_state
 
 S = SandboxState
 
@@ -228,13 +229,38 @@ def test_what_could_not_be_put_back_is_before_the_next_snapshot(play: Play) -> N
         assert holders(world) == [(one.id, "parted")]
         assert await slots(world, one) == {}
         await world.engine.pause(one.id)
-        with pytest.raises(WrongState, match="cannot mount volume data again"):
+        with pytest.raises(WrongState, match="volume data is parted"):
             await world.engine.snapshot(one.id)
         await world.engine.resume(one.id)
         snapshot = await world.engine.snapshot(one.id)
         assert holders(world) == [(one.id, "attached")]
         assert await slots(world, one) == {1: row(world).layers.active}
         assert dict(snapshot.volumes) == {"/data": "data"}
+
+    play(scene)
+
+
+@pytest.mark.parametrize("state", ["attaching", "detaching"])
+@pytest.mark.parametrize("plugged", [True, False])
+def test_what_failed_half_way_is_ended_before_the_machine_sleeps(
+    play: Play, state: str, plugged: bool
+) -> None:
+    """As a full disk leaves it, behind which the lease could not be given back."""
+
+    async def scene(world: World) -> None:
+        await world.engine.volumes.create("data", 1)
+        one = await made(world, mount())
+        await world.engine._parts.volumes.shelf.change(
+            row(world).id,
+            lambda r: in_state(r, one.id, state),  # type: ignore[arg-type]
+        )
+        if not plugged:
+            await world.vmm(one.id).detach_volume(1)
+        await world.engine.hibernate(one.id)
+        assert holders(world) == []
+        assert dict((await world.engine.snapshots(one.id))[0].volumes) == {}
+        await world.engine.wake(one.id)
+        assert await slots(world, one) == {}
 
     play(scene)
 
