@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torpor.base.aio import Supervisor, finish
 from torpor.base.ids import new_id
-from torpor.errors import CommandLost, OperationTimeout, TorporError
+from torpor.errors import CommandLost, OperationTimeout, RateLimited, TorporError
 from torpor.guest.port import Guest
 from torpor.model import ExecEnded, ExecEvent, ExecId, ExecInfo, ExecOutput, ExecSpec, SandboxId
 from torpor.sandboxes.port import EnginePort
@@ -25,6 +25,8 @@ FEED_WAIT_S = 0.5
 """Seconds that a start waits for small input to be taken, so that the client knows it was."""
 KILL_GRACE_S = 20.0
 """Seconds after a command's own limit in which the guest has to report its end."""
+INPUT_MOST_BYTES = 128 << 20
+"""Of all input that commands have not yet taken."""
 _REMEMBERED_FEEDS = 4096
 
 
@@ -50,6 +52,7 @@ class ExecDesk:
         """Told of each command whose end was waited for by who started it."""
         self.lives = Lives(engine)
         self._fed: OrderedDict[str, bool] = OrderedDict()
+        self._waiting_bytes = 0
         self._supervisor = Supervisor(_feed_failed)
 
     async def aclose(self) -> None:
@@ -64,7 +67,11 @@ class ExecDesk:
         """Start a command, or find the one that has this id already.
 
         Feeding `start.stdin` goes on when this has returned, if the guest does not take it at once.
+
+        Raises:
+            RateLimited: commands take so slowly what others gave them that there is no room for more.
         """
+        self._check_room(start)
         async with self.lives.enter(sandbox_id) as (guest, generation):
             self.lives.note_start(sandbox_id, start.exec_id, generation)
             info = await guest.exec_start(start.exec_id, start.spec)
@@ -75,11 +82,20 @@ class ExecDesk:
     async def _started(
         self, guest: Guest, generation: int, sandbox_id: SandboxId, start: Start
     ) -> AsyncIterator[AsyncIterator[ExecEvent]]:
-        """Enter with the events of a command that is started, or found, by this."""
+        """Enter with the events of a command that is started, or found, by this. Raises as `start`."""
+        self._check_room(start)
         self.lives.note_start(sandbox_id, start.exec_id, generation)
         async with guest.exec_run(start.exec_id, start.spec) as events:
             await self._begin_feeding(generation, sandbox_id, start)
             yield events
+
+    def _check_room(self, start: Start) -> None:
+        if self._waiting_bytes + len(start.stdin or b"") > INPUT_MOST_BYTES:
+            raise RateLimited(
+                "the daemon holds as much input for commands as it may; the command was not started",
+                hint="send it again in a moment, or with stdin_open and in pieces",
+                retry_after_seconds=5,
+            )
 
     async def _begin_feeding(self, generation: int, sandbox_id: SandboxId, start: Start) -> None:
         key = f"{sandbox_id}/{start.exec_id}"
@@ -92,10 +108,13 @@ class ExecDesk:
             self._feed(generation, sandbox_id, start.exec_id, start.stdin),
             name=f"stdin of {start.exec_id}",
         )
-        feeding.add_done_callback(lambda _task: self._feeding_ended(key))
+        size = len(start.stdin)
+        self._waiting_bytes += size
+        feeding.add_done_callback(lambda _task: self._feeding_ended(key, size))
         await asyncio.wait({feeding}, timeout=FEED_WAIT_S)
 
-    def _feeding_ended(self, key: str) -> None:
+    def _feeding_ended(self, key: str, size: int) -> None:
+        self._waiting_bytes -= size
         if key in self._fed:
             self._fed[key] = True
 

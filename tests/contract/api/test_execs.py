@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import time
 from typing import Any
@@ -135,6 +136,31 @@ def test_the_same_exec_id_starts_once(rest: Rest, path: str, server: ServerThrea
     for _ in range(3):
         assert rest.ok("POST", f"{path}/exec", json=body)["stdout"] == "in"
     assert server.guest(sandbox_id(path)).marks["ran"] == 1
+
+
+def test_input_that_nobody_reads_takes_no_memory_without_end(
+    rest: Rest, path: str, server: ServerThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torpor.server.execs.INPUT_MOST_BYTES", 5 << 20)
+    guest, is_read = server.guest(sandbox_id(path)), asyncio.Event()
+    take = guest.exec_stdin
+
+    async def take_late(*args: Any, **kwargs: Any) -> None:
+        await is_read.wait()
+        await take(*args, **kwargs)
+
+    guest.exec_stdin = take_late
+    body = {"cmd": "cat", "background": True, "stdin": "x" * (2 << 20)}
+    ids = [rest.ok("POST", f"{path}/exec", json=body, status=202)["exec_id"] for _ in range(2)]
+    found = rest.fails("POST", f"{path}/exec", 429, "request.rate_limited", json=body)
+    assert found["facts"]["retry_after_seconds"] == 5
+    assert rest.http.post(f"{path}/exec/stream", json=body).status_code == 429
+    assert len(rest.ok("GET", f"{path}/execs")["items"]) == 2, "it was not started"
+    assert run(rest, path, "echo on")["stdout"] == "on\n"
+    server.loop.call_soon_threadsafe(is_read.set)
+    for exec_id in ids:
+        rest.events("GET", f"{path}/execs/{exec_id}/stream")
+    assert run(rest, path, "cat", stdin="x" * (4 << 20))["stdout_bytes"] == 4 << 20
 
 
 def test_background_stdin_signal_list(rest: Rest, path: str) -> None:
