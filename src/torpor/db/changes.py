@@ -103,12 +103,14 @@ class ChangeRows:
         query = select(change).where(change.c.open_on.is_not(None))
         return self._rows(query.order_by(change.c.created_at, change.c.id))
 
-    def infos(self, sandbox_id: SandboxId | None, limit: int) -> list[ChangeInfo]:
-        """Return changes, newest first; of one sandbox, or all."""
+    def infos(
+        self, sandbox_id: SandboxId | None, limit: int, *, skip: int = 0
+    ) -> list[ChangeInfo]:
+        """Return changes, newest first, behind the first `skip`; of one sandbox, or all."""
         query = select(change).order_by(change.c.created_at.desc(), change.c.id.desc())
         if sandbox_id is not None:
             query = query.where(change.c.sandbox_id == sandbox_id)
-        return [row.info for row in self._rows(query.limit(limit))]
+        return [row.info for row in self._rows(query.limit(limit).offset(skip))]
 
     def bad_target(self, sandbox_ids: Iterable[SandboxId], target: str) -> ChangeInfo | None:
         """Return the newest change of these sandboxes that was rolled back because of this target; None: kept since."""

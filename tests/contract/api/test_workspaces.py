@@ -213,6 +213,24 @@ def test_the_owner_sees_it_all(world: World) -> None:
     assert "elsewhere" not in world.ours.get("/v1/layers").text
 
 
+def test_newer_changes_of_others_hide_none_of_ours(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torpor.server.routes.changes._AT_ONCE", 1)
+    sandbox = world.theirs.post("/v1/sandboxes", json={"template": "base"}).json()["id"]
+    change = {"reason": "theirs", "command": "true", "inventory": False}
+    for _ in range(3):
+        made = world.theirs.post(f"/v1/sandboxes/{sandbox}/changes", json=change).json()["id"]
+        world.theirs.get(f"/v1/changes/{made}/events")  # it is over
+    found = world.ours.get("/v1/changes", params={"limit": 1}).json()["changes"]
+    assert [c["id"] for c in found] == [world.change]
+    assert len(world.theirs.get("/v1/changes", params={"limit": 2}).json()["changes"]) == 2
+    for limit in (0, -1, 1001):
+        reply = world.ours.get("/v1/changes", params={"limit": limit})
+        assert (reply.status_code, reply.json()["code"]) == (400, "request.invalid")
+    world.theirs.delete(f"/v1/sandboxes/{sandbox}")
+
+
 def test_a_template_s_own_snapshot_is_for_all(world: World, tcp: Tcp) -> None:
     from dataclasses import replace
 

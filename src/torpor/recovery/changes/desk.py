@@ -171,12 +171,12 @@ class ChangeDesk:
         return (await self._acts.row(check_change_id(change_id))).info
 
     async def list(
-        self, sandbox_id: SandboxId | None = None, *, limit: int = 100
+        self, sandbox_id: SandboxId | None = None, *, limit: int = 100, skip: int = 0
     ) -> list[ChangeInfo]:
-        """Return changes, newest first; of one sandbox, or all."""
+        """Return changes, newest first, behind the first `skip`; of one sandbox, or all."""
         if not 1 <= limit <= _LIST_MOST:
             raise InvalidRequest(f"limit is {limit}; 1 to {_LIST_MOST} is wanted")
-        return await asyncio.to_thread(self._rows.infos, sandbox_id, limit)
+        return await asyncio.to_thread(self._rows.infos, sandbox_id, limit, skip=skip)
 
     async def open_of(self, sandbox_id: SandboxId) -> ChangeInfo | None:
         """Return the change of a sandbox that is open; None: there is none."""

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from torpor.base.aio import closing
 from torpor.errors import NotFound
 from torpor.model import SandboxId
+from torpor.model_changes import ChangeInfo
 from torpor.recovery.changes.desk import ChangeDesk
 from torpor.recovery.changes.page import page
 from torpor.recovery.changes.words import text
@@ -28,6 +29,8 @@ from torpor.server.wire_changes import (
 
 router = APIRouter(prefix="/v1", tags=["changes"], responses=FAILURES)
 
+_AT_ONCE = 100
+"""Changes that are read at a time for a workspace that sees some of them."""
 _PAGE_POLICY = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
 
 
@@ -67,11 +70,30 @@ async def list_changes(
     limit: int = 100,
 ) -> Reply:
     """List all changes, or those of one sandbox, newest first."""
-    found = await changes.list(None if sandbox_id is None else SandboxId(sandbox_id), limit=limit)
-    if not principal_of(request).sees_all:
-        seen = {info.sandbox_id for info in found if await _sees(engine, info.sandbox_id)}
-        found = [info for info in found if info.sandbox_id in seen]
-    return Reply(ChangeListWire.of(found))
+    wanted = None if sandbox_id is None else SandboxId(sandbox_id)
+    if principal_of(request).sees_all:
+        return Reply(ChangeListWire.of(await changes.list(wanted, limit=limit)))
+    return Reply(ChangeListWire.of(await _seen(changes, engine, wanted, limit)))
+
+
+async def _seen(
+    changes: ChangeDesk, engine: EnginePort, sandbox_id: SandboxId | None, limit: int
+) -> list[ChangeInfo]:
+    """Return the newest changes that the request sees, however many newer ones others have."""
+    found: list[ChangeInfo] = []
+    is_ours: dict[SandboxId, bool] = {}
+    size, skip = limit if limit < 1 else max(limit, _AT_ONCE), 0
+    while len(found) < limit or not skip:
+        some = await changes.list(sandbox_id, limit=size, skip=skip)
+        for info in some:
+            if info.sandbox_id not in is_ours:
+                is_ours[info.sandbox_id] = await _sees(engine, info.sandbox_id)
+            if is_ours[info.sandbox_id]:
+                found.append(info)
+        if len(some) < size:
+            break
+        skip += size
+    return found[:limit]
 
 
 async def _sees(engine: EnginePort, sandbox_id: SandboxId) -> bool:
