@@ -103,9 +103,7 @@ class ChangeRows:
         query = select(change).where(change.c.open_on.is_not(None))
         return self._rows(query.order_by(change.c.created_at, change.c.id))
 
-    def infos(
-        self, sandbox_id: SandboxId | None, limit: int, *, skip: int = 0
-    ) -> list[ChangeInfo]:
+    def infos(self, sandbox_id: SandboxId | None, limit: int, *, skip: int = 0) -> list[ChangeInfo]:
         """Return changes, newest first, behind the first `skip`; of one sandbox, or all."""
         query = select(change).order_by(change.c.created_at.desc(), change.c.id.desc())
         if sandbox_id is not None:
