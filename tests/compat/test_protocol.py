@@ -77,7 +77,9 @@ def test_the_worker_s_bare_listing_finds_its_fields_on_the_native_route(
 
 
 def test_errors_are_flat_and_have_the_hint_in_their_text(panda: pandastack.Client) -> None:
-    with pytest.raises(NotFoundError, match=r"there is no template 'nope' \(build it: torpor"):
+    with pytest.raises(
+        NotFoundError, match=r"there is no template 'nope' \(built are: agent, base;"
+    ):
         panda.sandboxes.create(template="nope")
     reply = panda.session.post(f"{panda.api_url}/v1/sandboxes", json={"ttl_seconds": "x"})
     assert reply.status_code == 400

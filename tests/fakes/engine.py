@@ -20,7 +20,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from tests.fakes.engine_exec import FakeExec
+from tests.fakes.engine_exec import FakeExec, end_all
 from tests.fakes.engine_files import FakeFiles
 from tests.fakes.engine_inventory import FakeInventories
 from tests.fakes.engine_snapshots import FakeSnapshots, void
@@ -71,6 +71,7 @@ from torpor.sandboxes.memories import AgentMemories
 from torpor.sandboxes.memory_moves import FollowingMemory
 from torpor.sandboxes.missing import no_sandbox
 from torpor.sandboxes.requests import check_agent, check_lease
+from torpor.templates.missing import no_template
 
 CHUNK_BYTES = 64 << 10
 
@@ -397,17 +398,11 @@ class FakeEngine(FakeSnapshots):
     async def aclose(self) -> None:
         if self._memories is not None:
             await self._memories.service.aclose()
-        for sandbox in self.sandboxes.values():
-            for found in sandbox.guest.execs.values():
-                found.close()
+        await end_all()
 
     async def create(self, spec: SandboxSpec) -> SandboxInfo:
         if spec.template not in self.built:
-            raise NotFound(
-                f"there is no template {spec.template!r}",
-                hint=f"build it: torpor template build {spec.template}",
-                template=spec.template,
-            )
+            raise await asyncio.to_thread(no_template, spec.template, tuple(self.built))
         if spec.vcpus is not None and not 1 <= spec.vcpus <= 64:
             raise InvalidRequest(f"vcpus is {spec.vcpus}; it must be 1 to 64")
         if (spec.ram_mib or 512) > 65536:
@@ -543,7 +538,7 @@ class FakeEngine(FakeSnapshots):
 
     async def template(self, name: str) -> TemplateInfo:
         if name not in self.built:
-            raise NotFound(f"there is no template {name!r}", template=name)
+            raise await asyncio.to_thread(no_template, name, tuple(self.built))
         return self.built[name]
 
     async def build_template(

@@ -14,10 +14,20 @@ from tests.fakes.engine_files import FakeFiles
 from torpor.model import ExecId, ExecInfo, ExecSpec, ExecState, ProcessInfo
 
 _pids = itertools.count(100)
+_running: set[asyncio.Task[None]] = set()
+"""The commands that run, also those of machines that nobody knows any more."""
 
 
 class _Exit(Exception):
     """Ends the script with a code."""
+
+
+async def end_all() -> None:
+    """End every command of this loop, and wait until they have ended."""
+    mine = [task for task in _running if task.get_loop() is asyncio.get_running_loop()]
+    for task in mine:
+        task.cancel()
+    await asyncio.gather(*mine, return_exceptions=True)
 
 
 class FakeExec:
@@ -57,6 +67,8 @@ class FakeExec:
         self._began = datetime.now(UTC)
         self._duration_ms: int | None = None
         self._task = asyncio.create_task(self._run())
+        _running.add(self._task)
+        self._task.add_done_callback(_running.discard)
 
     def info(self) -> ExecInfo:
         return ExecInfo(
@@ -101,11 +113,6 @@ class FakeExec:
             self.signal = signal
             self._end(128 + signal)
             self._task.cancel()
-
-    def close(self) -> None:
-        """End it, also when nobody watches it any more."""
-        self.kill(9)
-        self._task.cancel()
 
     def _end(self, code: int) -> None:
         self.exit_code = code

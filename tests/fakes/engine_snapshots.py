@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Literal
 
+from tests.fakes.engine_volumes import FakeVolumes
 from torpor.base.ids import new_id
 from torpor.errors import (
     Conflict,
@@ -70,6 +71,7 @@ class FakeSnapshots:
     """The part of `FakeEngine` that keeps points of sandboxes."""
 
     sandboxes: dict[SandboxId, FakeSandbox]
+    volumes: FakeVolumes
     _memories: AgentMemories | None
 
     @property
@@ -171,6 +173,7 @@ class FakeSnapshots:
             size_bytes=LAYER_BYTES,
             pause_ms=12.5,
             metadata=dict(metadata or {}),
+            volumes=self.volumes.at(sandbox_id),
             inventory=_noted(found.guest, reason),
             quiesce=report,
             env_names=found.info.env_names,

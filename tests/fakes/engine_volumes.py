@@ -61,6 +61,15 @@ class FakeVolumes:
         )
         return self.found[made]
 
+    def at(self, sandbox_id: SandboxId) -> dict[str, str]:
+        """Return the names of a sandbox's volumes, by path."""
+        return {
+            held.path: info.name
+            for info in self.found.values()
+            for held in info.holders
+            if held.sandbox_id == sandbox_id
+        }
+
     def _get(self, name: str) -> VolumeInfo:
         for info in self.found.values():
             if name in (info.name, info.id):

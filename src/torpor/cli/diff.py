@@ -47,8 +47,8 @@ def diff(
     For what an agent is made of (skills, jobs, models), and without starting machines, see
     `torpor inventory diff`.
 
-    Both are restored as throw-away sandboxes without a network, their root file systems are walked and
-    compared, and both are deleted again, also after Ctrl-C. This needs memory for two more machines. Their
+    Both are restored as throw-away sandboxes without a network, their root file systems (no volumes) are walked
+    and compared, and both are deleted again, also after Ctrl-C. This needs memory for two more machines. Their
     running programs go on meanwhile, so what those write by themselves shows too. What every restored machine
     has anew (/etc/hostname and /etc/hosts, machine-id, SSH host keys, journal) is left out. Content is read only where size is
     equal and time is not.
@@ -74,6 +74,11 @@ def diff(
         return
     for line in _lines(found):
         print(visible(line))
+    if found.volumes:
+        where = visible(", ".join(found.volumes))
+        print(
+            f"note: volumes are no part of the disk and were not compared: {where}", file=sys.stderr
+        )
     if found.packages is None:
         print("note: there is no dpkg-query, so packages were not compared", file=sys.stderr)
     if found.is_empty:

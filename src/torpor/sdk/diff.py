@@ -1,7 +1,7 @@
 """What differs between the disks of two snapshots, as their machines see them: files and packages.
 
 Both are restored as throw-away sandboxes without a network, looked at side by side, and deleted. What is looked
-at is the root file system: path, kind, size, mode, owner, link target; the content (SHA-256) only of files of equal
+at is the root file system, without the volumes that are attached to it: path, kind, size, mode, owner, link target; the content (SHA-256) only of files of equal
 size whose time differs. Running programs go on in the two machines meanwhile, so what they write by themselves
 shows too.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from torpor.errors import InvalidRequest, TorporError
@@ -75,6 +75,8 @@ class SnapshotDiff:
     """None: one of them has no `dpkg-query`."""
     skipped: tuple[str, ...]
     """What was not looked at."""
+    volumes: tuple[str, ...] = ()
+    """Where one of them has a volume, which is no part of its disk and was not looked at either."""
 
     @property
     def is_empty(self) -> bool:
@@ -95,15 +97,28 @@ async def diff(
     before: SnapshotId, after: SnapshotId, client: Client, *, skip: Sequence[str], allow_cold: bool
 ) -> SnapshotDiff:
     """Return what differs between two snapshots; the two machines made for it are deleted however it ends."""
+    volumes = await _volumes((before, after), client)
     async with Temporary() as temporary:
         made = await temporary.make(_restore(before, after, client, allow_cold=allow_cold))
         for result in made:
             if isinstance(result, TorporError):
                 raise result
         left, right = await asyncio.gather(
-            *(_look(found, skip) for found in made if not isinstance(found, TorporError))
+            *(
+                _look(found, (*skip, *volumes))
+                for found in made
+                if not isinstance(found, TorporError)
+            )
         )
-        return await _compare(before, after, left, right, skip)
+        return replace(await _compare(before, after, left, right, skip), volumes=volumes)
+
+
+async def _volumes(snapshot_ids: Sequence[SnapshotId], client: Client) -> tuple[str, ...]:
+    """Return the paths at which the machines of these snapshots have volumes."""
+    from torpor.sdk.snapshots import AsyncSnapshot
+
+    found = [await AsyncSnapshot.get(snapshot_id, client=client) for snapshot_id in snapshot_ids]
+    return tuple(sorted({path for snapshot in found for path in snapshot.info.volumes}))
 
 
 async def _restore(

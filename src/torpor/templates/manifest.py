@@ -18,6 +18,7 @@ from torpor.base.ids import check_name
 from torpor.base.units import MIB
 from torpor.errors import DataDamaged, NotFound
 from torpor.model import TemplateInfo
+from torpor.templates.missing import no_template
 
 FORMAT = 1
 DISK, KERNEL, INITRD = "disk.raw", "vmlinuz", "initrd"
@@ -222,9 +223,7 @@ def read_pointer(templates: Path, name: str) -> str:
     try:
         fields = _Fields(read_json(path, limit_bytes=4096), path)
     except NotFound as exc:
-        raise NotFound(
-            f"there is no template {name!r}", hint=f"build it: torpor template build {name}"
-        ) from exc
+        raise no_template(name, [found.stem for found in templates.glob("[!.]*.json")]) from exc
     digest = fields.text("digest")
     if not is_digest(digest):
         raise DataDamaged(f"{path} points to {digest!r}, which is no digest", path=path)

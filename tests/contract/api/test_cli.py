@@ -105,10 +105,17 @@ def test_beginnings_of_ids(cli: Cli, sandbox: str) -> None:
 
 
 def test_errors_have_hint_and_exit_code(cli: Cli, sandbox: str) -> None:
-    said = cli.fails("create", "nosuch", code=66)
-    assert said == (
-        "error: there is no template 'nosuch'\nhint: build it: torpor template build nosuch\n"
-    )
+    for name, hint in (
+        ("postgres", "build it: torpor template build postgres"),
+        ("bsae", "did you mean 'base'?"),
+        ("postgers", "did you mean 'postgres'? build it: torpor template build postgres"),
+        (
+            "zzz",
+            "built are: agent, base; to be had with torpor template build: agent, base, code-interpreter, postgres",
+        ),
+    ):
+        said = cli.fails("create", name, code=66)
+        assert said == f"error: there is no template {name!r}\nhint: {hint}\n"
     cli.fails("create", "--ram-mib", "9999999", code=69)
     cli.fails("create", "-e", "novalue", code=64)
     cli.fails("create", "--network", "bridge", code=64)

@@ -15,7 +15,7 @@ from tests.contract.api.test_cli import Cli
 from tests.fakes.engine import FakeGuest
 from tests.fakes.engine_files import Node
 from tests.fakes.serving import ServerThread
-from torpor import AsyncSnapshot, Sandbox, Snapshot
+from torpor import AsyncSnapshot, Sandbox, Snapshot, Volume
 from torpor.errors import GuestFailed, InsufficientResources, NotFound, SnapshotUnusable
 from torpor.model import FileInfo
 from torpor.sdk import diff as diff_module
@@ -110,6 +110,24 @@ def test_what_is_skipped_can_be_chosen(points: tuple[Snapshot, Snapshot]) -> Non
     found = Snapshot.diff(first.id, second.id, skip=["/workspace"])
     assert [c.path for c in found.changed] == ["/proc/stat"]
     assert (found.added, found.removed) == ((), ())
+
+
+def test_volumes_are_not_walked(server: ServerThread) -> None:
+    Volume.create("data", size_gib=1)
+    sandbox = Sandbox.create(volumes={"/data": "data"})
+    guest = server.guest(sandbox.id)
+    for path in ("/data/v", "/database"):
+        guest.files.mkdir(path, parents=True, mode=0o755)
+    first = sandbox.snapshot()
+    put(guest, "/data/v/rows", b"many")
+    put(guest, "/database/notes", b"few")
+    second = sandbox.snapshot()
+    found = first.diff(second.id)
+    assert [info.path for info in found.added] == ["/database/notes"]
+    assert found.volumes == ("/data",)
+    cli = Cli()
+    assert cli("diff", first.id, second.id) == "A  /database/notes\n"
+    assert "volumes are no part of the disk and were not compared: /data" in cli.stderr
 
 
 def test_nothing_differs(points: tuple[Snapshot, Snapshot], server: ServerThread) -> None:

@@ -31,7 +31,20 @@ CODES = {found.code: found.http_status for found in catalogue()}
 
 
 @pytest.fixture(scope="module")
-def tcp(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tcp]:
+def _own_randomness() -> Iterator[None]:
+    """Give what the server draws from in its threads a source of its own.
+
+    Hypothesis seeds the global one for its strategies, and rightly complains of whoever draws from it meanwhile: the
+    workflows' queue does, between two looks.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dbos._queue.random", random.Random())
+        patch.setattr("dbos._scheduler.random", random.Random())
+        yield
+
+
+@pytest.fixture(scope="module")
+def tcp(_own_randomness: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tcp]:
     with serving_tcp(Home(tmp_path_factory.mktemp("schema") / "home"), per_s=1e6) as found:
         yield found
 
