@@ -121,6 +121,13 @@ def _check_pairs(env: Mapping[str, str], metadata: Mapping[str, str]) -> None:
                 raise InvalidRequest(
                     f"{what} has an entry whose name is empty or that is too long: {key[:80]!r}"
                 )
+            try:
+                (key + value).encode("utf-8", "surrogateescape")
+            except UnicodeEncodeError as exc:
+                raise InvalidRequest(
+                    f"{what} {key[:80]!r} has a surrogate that stands for no byte",
+                    hint="raw bytes are written as U+DC80 to U+DCFF",
+                ) from exc
             if (what, key) == ("metadata", "agent"):
                 check_agent(value)
             if what == "env" and ("=" in key or "\0" in key + value):

@@ -73,6 +73,8 @@ def test_what_is_not_there_and_what_cannot_be(play: Play) -> None:
             {"on_timeout": "explode"},
             {"env": {"A=B": "x"}},
             {"env": {"A": "x\0y"}},
+            {"env": {"A": "\ud800"}},
+            {"metadata": {"\ud800": "x"}},
             {"metadata": {"": "x"}},
             {"metadata": {str(n): "x" for n in range(100)}},
             {"ram_mib": 1},
