@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 
 from torpor.base.aio import Supervisor, finish
@@ -17,6 +17,7 @@ from torpor.model import ExecEnded, ExecEvent, ExecId, ExecInfo, ExecOutput, Exe
 from torpor.sandboxes.port import EnginePort
 from torpor.server.exec_output import Collected, SseEncoder
 from torpor.server.lives import Lives
+from torpor.server.wire_exec import OUTPUT_LIMIT_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +28,8 @@ KILL_GRACE_S = 20.0
 """Seconds after a command's own limit in which the guest has to report its end."""
 INPUT_MOST_BYTES = 128 << 20
 """Of all input that commands have not yet taken."""
+ANSWERS_MOST_BYTES = 512 << 20
+"""Of output that answers under way may hold together, beyond what each may by default."""
 _REMEMBERED_FEEDS = 4096
 
 
@@ -53,6 +56,7 @@ class ExecDesk:
         self.lives = Lives(engine)
         self._fed: OrderedDict[str, bool] = OrderedDict()
         self._waiting_bytes = 0
+        self._answers_bytes = 0
         self._supervisor = Supervisor(_feed_failed)
 
     async def aclose(self) -> None:
@@ -134,7 +138,26 @@ class ExecDesk:
         Raises:
             OperationTimeout: it was killed at its time limit; the facts have its output until then.
             CommandLost: its end cannot be known.
+            RateLimited: answers under way may hold so much output that there is no room for this one's.
         """
+        with self._room_for(2 * max(0, limit_bytes - OUTPUT_LIMIT_BYTES)):
+            return await self._run(sandbox_id, start, limit_bytes)
+
+    @contextlib.contextmanager
+    def _room_for(self, size: int) -> Iterator[None]:
+        if size and self._answers_bytes + size > ANSWERS_MOST_BYTES:
+            raise RateLimited(
+                "answers with so much output are under way; the command was not started",
+                hint="follow it instead (…/exec/stream), ask for less output, or send it again in a moment",
+                retry_after_seconds=5,
+            )
+        self._answers_bytes += size
+        try:
+            yield
+        finally:
+            self._answers_bytes -= size
+
+    async def _run(self, sandbox_id: SandboxId, start: Start, limit_bytes: int) -> object:
         collected = Collected(limit_bytes)
         limit_s = start.spec.timeout_seconds
         async with self.lives.enter(sandbox_id) as (guest, generation):

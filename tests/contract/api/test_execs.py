@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -12,6 +13,7 @@ import pytest
 
 from tests.contract.api.conftest import Rest, parse_sse
 from tests.fakes.serving import ServerThread
+from torpor.base.home import Home
 from torpor.server import replies
 from torpor.server.wire_exec import ExecListWire, ExecResultWire, ExecWire, ProcessListWire
 
@@ -161,6 +163,27 @@ def test_input_that_nobody_reads_takes_no_memory_without_end(
     for exec_id in ids:
         rest.events("GET", f"{path}/execs/{exec_id}/stream")
     assert run(rest, path, "cat", stdin="x" * (4 << 20))["stdout_bytes"] == 4 << 20
+
+
+def test_answers_with_much_output_have_a_limit_together(
+    rest: Rest, path: str, home: Home, server: ServerThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torpor.server.execs.ANSWERS_MOST_BYTES", 10 << 20)
+    body = {"cmd": "sleep 30", "output_limit_bytes": 5 << 20, "exec_id": EXEC_ID}
+    transport = httpx.HTTPTransport(uds=str(home.socket))
+    with (
+        ThreadPoolExecutor(1) as pool,
+        httpx.Client(transport=transport, base_url="http://torpor", timeout=30) as other,
+    ):
+        first = pool.submit(other.post, f"{path}/exec", json=body)
+        one = f"{path}/execs/{EXEC_ID}"
+        server.wait_until(lambda: rest.http.get(one).status_code == 200)
+        again = {"cmd": "echo on", "output_limit_bytes": 5 << 20}
+        rest.fails("POST", f"{path}/exec", 429, "request.rate_limited", json=again)
+        assert run(rest, path, "echo on")["stdout"] == "on\n"
+        rest.ok("POST", f"{one}/signal", json={"signal": "KILL"}, status=204)
+        assert first.result(30).json()["exit_code"] != 0
+    assert run(rest, path, "echo on", output_limit_bytes=5 << 20)["stdout"] == "on\n"
 
 
 def test_background_stdin_signal_list(rest: Rest, path: str) -> None:
