@@ -74,7 +74,8 @@ async def promote(
             hint="promote one that lives",
             sandbox_id=sandbox_id,
         )
-    siblings = SandboxFilter(metadata={TREE: tree})
+    # metadata can say anything: what is in another workspace is no sibling, also where all are seen
+    siblings = SandboxFilter(metadata={TREE: tree}, workspace=winner.workspace)
     doomed = [info.id async for info in every(engine, siblings) if info.id != winner.id]
     outcomes = await asyncio.gather(*(_delete(engine, sibling) for sibling in doomed))
     failures = {

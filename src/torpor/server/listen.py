@@ -49,7 +49,7 @@ def listen_tcp(host: str, port: int) -> socket.socket:
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         found = socket.socket(family, kind | socket.SOCK_CLOEXEC)
-    except OSError as exc:
+    except (OSError, UnicodeError) as exc:  # the latter: it cannot be a name
         raise InvalidRequest(f"cannot listen on {host!r}: {exc}", host=host) from exc
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 
 from tests.fakes.serving import Tcp, serving_tcp
 from torpor.base.home import Home
+from torpor.errors import InvalidRequest
 from torpor.server import limits
+from torpor.server.listen import listen_tcp
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +102,12 @@ def test_a_head_that_trickles(tcp: Tcp, token: str, monkeypatch: pytest.MonkeyPa
         assert sock.recv(65536).startswith(b"HTTP/1.1 200 ")
         sock.sendall(b"GET /v1/h")
         assert flat(all_of(sock))["code"] == "operation.timeout"
+
+
+@pytest.mark.parametrize("host", ["a" * 300, "\ud800", "a\0b", "..", ":"])
+def test_a_name_that_is_none_is_not_listened_on(host: str) -> None:
+    with pytest.raises(InvalidRequest, match="cannot listen on"):
+        listen_tcp(host, 0)
 
 
 def test_thousands_of_idle_connections_keep_nobody_out(

@@ -6,6 +6,7 @@ import pytest
 
 from tests.contract.api.conftest import Rest
 from tests.fakes.serving import ServerThread
+from torpor.model import SandboxSpec
 from torpor.server.wire import LifecycleWire, SandboxWire
 from torpor.server.wire_snapshots import (
     ForkWire,
@@ -297,6 +298,19 @@ def test_promote(rest: Rest, sandbox: str) -> None:
     rest.fails("POST", f"{path}/promote", 400, "request.invalid", json=cleanup)
     rest.ok("DELETE", winner, status=204)
     rest.fails("POST", f"{winner}/promote", 409, "object.wrong_state", json=cleanup)
+
+
+def test_promote_takes_none_of_another_workspace_for_a_sibling(
+    rest: Rest, sandbox: str, server: ServerThread
+) -> None:
+    made = rest.ok("POST", f"/v1/sandboxes/{sandbox}/fork", status=201)
+    spec = SandboxSpec(
+        template="base", workspace="other", metadata={"fork_tree_id": made["tree_id"]}
+    )
+    other = server.run(server.engine.create(spec)).id
+    path = f"/v1/sandboxes/{made['sandbox']['id']}/promote"
+    assert rest.ok("POST", path, json={"cleanup_siblings": True})["deleted"] == []
+    assert rest.ok("GET", f"/v1/sandboxes/{other}")["state"] == "running"
 
 
 def test_promote_says_what_it_could_not_delete(
