@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -27,7 +28,10 @@ from torpor.model import SandboxState
 from torpor.model_changes import ChangeState
 from torpor.sdk.loop import loop_thread
 
-pytestmark = pytest.mark.crash
+pytestmark = [
+    pytest.mark.crash,
+    pytest.mark.timeout(300),
+]  # a daemon each, on a host that may be busy
 S = ChangeState
 REPO = Path(__file__).parents[2]
 
@@ -58,6 +62,8 @@ IN_ENGINE = {"rollback.ended"}
 class Daemon:
     """The paper daemon of a home, in a process of its own."""
 
+    begun: ClassVar[list[subprocess.Popen[bytes]]] = []
+
     def __init__(self, home: Home, fault: str = "") -> None:
         read, write = os.pipe()
         with (home.root.parent / "daemon.log").open("ab") as log:
@@ -70,12 +76,15 @@ class Daemon:
                 stderr=log,
                 pass_fds=(write,),
             )  # fmt: skip
+        self.begun.append(self.process)
         os.close(write)
         with os.fdopen(read) as ready:
-            assert ready.read().strip() == "ready" or self.died()
+            said = ready.read().strip()
+        log_text = (home.root.parent / "daemon.log").read_text()
+        assert said == "ready" or self.died(), log_text[-4000:]
 
     def died(self) -> bool:
-        return self.process.wait(30) == -signal.SIGKILL
+        return self.process.wait(120) == -signal.SIGKILL
 
     def kill(self) -> None:
         self.process.kill()
@@ -84,7 +93,7 @@ class Daemon:
     def stop(self) -> None:
         """End it as a user does."""
         self.process.terminate()
-        assert self.process.wait(20) == 0
+        assert self.process.wait(60) == 0
 
 
 @pytest.fixture
@@ -93,6 +102,10 @@ def home(tmp_path: Path) -> Iterator[Home]:
     home.prepare()
     yield home
     loop_thread.close()
+    for process in Daemon.begun:  # of a test that failed
+        process.kill()
+        process.wait()
+    Daemon.begun.clear()
     for folder in home.sandboxes.iterdir():
         asyncio.run(FakeDriver().sweep(folder))
 
@@ -270,7 +283,7 @@ def test_killed_again_and_again(home: Home, client: Client) -> None:
         daemon.stop()
 
 
-def until(client: Client, change_id: str, state: ChangeState, within_s: float = 20) -> None:
+def until(client: Client, change_id: str, state: ChangeState, within_s: float = 60) -> None:
     end = time.monotonic() + within_s
     while Change.get(change_id, client=client).state is not state:
         assert time.monotonic() < end, f"{change_id} never was {state}"

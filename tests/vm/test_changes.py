@@ -116,6 +116,34 @@ def test_silence_and_damage_on_probation_put_it_back(agent: Sandbox) -> None:
     assert model(agent) == before
 
 
+def test_a_machine_that_sleeps_on_probation_is_put_back(agent: Sandbox) -> None:
+    before = model(agent)
+    change = agent.change(
+        "it sleeps",
+        run=set_model("asleep"),
+        checks=CHECKS,
+        probation_seconds=600,
+        interval_seconds=600,
+        memory="ram",
+    ).start()
+    until(change, S.PROBATION)
+    agent.hibernate()
+    assert agent.refresh().state is SandboxState.HIBERNATED
+    change.rollback("no good", by="ann")
+    assert (change.verdict, change.info.ending) == ("rolled_back", "rejected"), change.report
+    assert agent.refresh().state is SandboxState.RUNNING
+    assert model(agent) == before
+    assert change.report is not None
+    assert change.report.data["undone"]["verdict"] == "pass", change.report
+    failed = change.info.failed_snapshot_id
+    assert failed is not None, "what it slept in is kept"
+    agent.rollback(failed)
+    assert model(agent) == "model = asleep\n"
+    assert change.info.snapshot_id is not None
+    agent.rollback(change.info.snapshot_id)
+    assert model(agent) == before
+
+
 def test_a_machine_that_dies_in_the_middle_is_put_back(agent: Sandbox, vm_home: Home) -> None:
     before = model(agent)
     change = agent.change(
