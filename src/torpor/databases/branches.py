@@ -100,14 +100,15 @@ class Branches:
             parent=source.id,
         )
         await self.rooms.shelf.insert(row)
-        try:
-            password = new_password()
-            await asyncio.to_thread(self.rooms.passwords.write, row.id, password)
-            row = await self._begun(source, row, base, spec.target_time, progress)
-            return await self.making.opened(row, password, progress)
-        except BaseException:
-            await finish(self.making.undo(row.id), within_s=_END_S)
-            raise
+        async with self.rooms.shelf.turn(row.id):  # who deletes it meanwhile finds all of it
+            try:
+                password = new_password()
+                await asyncio.to_thread(self.rooms.passwords.write, row.id, password)
+                row = await self._begun(source, row, base, spec.target_time, progress)
+                return await self.making.opened(row, password, progress)
+            except BaseException:
+                await finish(self.making.undo(row.id), within_s=_END_S)
+                raise
 
     async def _begun(
         self,

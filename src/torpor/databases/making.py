@@ -48,11 +48,12 @@ class Making:
         template = await self.seeds.template(progress)
         row = _row(spec, template, self.rooms)
         await self.rooms.shelf.insert(row)
-        try:
-            return await self._filled(row, template, progress)
-        except BaseException:
-            await finish(self.undo(row.id), within_s=_END_S)
-            raise
+        async with self.rooms.shelf.turn(row.id):  # who deletes it meanwhile finds all of it
+            try:
+                return await self._filled(row, template, progress)
+            except BaseException:
+                await finish(self.undo(row.id), within_s=_END_S)
+                raise
 
     async def check_new(self, name: str, size_bytes: int, workspace: str) -> None:
         """Raise what forbids a new database of that name and size."""

@@ -32,7 +32,7 @@ from torpor.errors import (
     VolumeHeld,
 )
 from torpor.guest.port import Guest
-from torpor.model import SandboxId, SandboxInfo, SandboxState
+from torpor.model import SandboxFilter, SandboxId, SandboxInfo, SandboxState
 from torpor.model_databases import DatabaseInfo, DatabaseSpec, DatabaseState
 from torpor.model_volumes import VolumeMount
 from torpor.sandboxes import volume_engine
@@ -331,6 +331,40 @@ def test_a_volume_of_somebody_that_has_its_name_is_left_alone(
         found = {v.name for v in await world.engine.volumes.list()}
         assert {n for n in found if n.startswith("db-")} == {"db-one", "db-two"}
         await world.engine.volumes.delete("db-two")
+
+    scene(work)
+
+
+@pytest.mark.parametrize("way", ["create", "clone"])
+def test_one_that_is_deleted_while_it_is_made_leaves_no_machine(
+    scene: Callable[[Scene], None], monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    async def work(world: World, desk: DatabaseDesk) -> None:
+        await desk.create(DatabaseSpec(name="one"))
+        gate, reached, get = asyncio.Event(), asyncio.Event(), Seeds.get
+
+        async def late(*args: Any) -> Any:
+            reached.set()
+            await gate.wait()
+            return await get(*args)
+
+        monkeypatch.setattr(Seeds, "get", late)
+        if way == "clone":
+            reached = world.driver.reached["ram"] = asyncio.Event()
+            world.driver.block["ram"] = gate
+        there = {s.id for s in (await world.engine.list(SandboxFilter())).items}
+        making = asyncio.ensure_future(
+            desk.create(DatabaseSpec(name="two"))
+            if way == "create"
+            else desk.clone("one", CloneSpec(name="two"))
+        )
+        await reached.wait()
+        deleting = asyncio.ensure_future(desk.delete("two"))
+        await asyncio.sleep(0.05)
+        gate.set()
+        await asyncio.gather(making, deleting, return_exceptions=True)
+        assert {s.id for s in (await world.engine.list(SandboxFilter())).items} == there
+        assert [d.name for d in await desk.list()] == ["one"]
 
     scene(work)
 
