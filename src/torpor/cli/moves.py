@@ -12,6 +12,7 @@ from torpor.cli import completion
 from torpor.cli.app import tell
 from torpor.cli.find import SandboxArg, find
 from torpor.cli.find_snapshot import SnapshotArg, find_snapshot, find_source
+from torpor.cli.making import handed_over, one_handed_over
 from torpor.cli.output import AsJson, Secret, pairs, print_json, secrets_of
 from torpor.cli.quiesce import (
     Consistent,
@@ -129,11 +130,12 @@ def restore(
 
     A snapshot holds the machine: memory, processes and disk. It does not undo what the machine did to the
     outside world: mail that was sent, rows that were written elsewhere, API calls that were made.
+    Ctrl-C while it is being made takes it back.
     """
-    from torpor.sdk.sync_sandbox import Sandbox
+    from torpor.sdk.sandbox import AsyncSandbox
 
     options = _options(env, secret, metadata, network, ttl, idle, allow_cold, agent_memory, volumes)
-    made = Sandbox.restore(find_snapshot(snapshot).id, **options)
+    made = one_handed_over(AsyncSandbox.restore(find_snapshot(snapshot).id, **options))
     _note(made.info)
     print_json(made.info) if as_json else print(made.id)
 
@@ -196,12 +198,13 @@ def fork(
     """Make new sandboxes that go on where this one is, copy-on-write, and print their ids.
 
     The source goes on. Each fork has an identity of its own. What the source did to the outside world is
-    neither undone nor done again; from here on each fork acts on it for itself.
+    neither undone nor done again; from here on each fork acts on it for itself. Ctrl-C while they are being made
+    takes all of them back.
     """
-    from torpor.sdk.sync_sandbox import Sandbox
+    from torpor.sdk.sandbox import AsyncSandbox
 
     options = _options(env, secret, metadata, network, ttl, idle, allow_cold, agent_memory, volumes)
-    results = Sandbox.fork(find_source(source), count=count, **options)
+    results = handed_over(AsyncSandbox.fork(find_source(source), count=count, **options))
     errors = [result for result in results if isinstance(result, TorporError)]
     for result in results:
         if not isinstance(result, TorporError):

@@ -97,12 +97,12 @@ def left(moment: datetime | None) -> str:
 
 
 def span(seconds: float) -> str:
-    """Return a duration in its largest unit."""
-    whole = max(0, int(seconds))
-    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
-        if whole >= size:
-            return f"{whole // size} {unit}"
-    return f"{whole} s"
+    """Return a duration in the unit that suits it, rounded to the nearest."""
+    for unit, size, most in (("s", 1, 60), ("min", 60, 60), ("h", 3600, 24)):
+        whole = max(0, round(seconds / size))
+        if whole < most:
+            return f"{whole} {unit}"
+    return f"{round(seconds / 86400)} d"
 
 
 def pairs(texts: Sequence[str], option: str) -> dict[str, str]:

@@ -11,6 +11,7 @@ from torpor.base.ids import check_name
 from torpor.base.units import format_bytes
 from torpor.cli import completion
 from torpor.cli.find import SandboxArg, find
+from torpor.cli.making import one_handed_over
 from torpor.cli.output import (
     AsJson,
     Secret,
@@ -72,8 +73,11 @@ def create(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a sandbox and print its id."""
-    from torpor.sdk.sync_sandbox import Sandbox
+    """Make a sandbox and print its id.
+
+    Ctrl-C while it is being made takes it back.
+    """
+    from torpor.sdk.sandbox import AsyncSandbox
 
     if network not in ("user", "none"):
         raise InvalidRequest(
@@ -87,7 +91,7 @@ def create(
     labels = pairs(metadata or [], "--metadata")
     if name is not None:
         labels["name"] = check_name(name, "sandbox")
-    sandbox = Sandbox.create(
+    made = AsyncSandbox.create(
         template,
         vcpus=vcpus,
         ram_mib=ram_mib,
@@ -101,6 +105,7 @@ def create(
         idle_seconds=idle,
         volumes=volume_options(volumes or []),
     )
+    sandbox = one_handed_over(made)
     if as_json:
         print_json(sandbox.info)
     else:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -395,6 +397,33 @@ def test_ctrl_c_elsewhere_is_130_without_a_traceback(env: dict[str, str], sandbo
         _, err = process.communicate(timeout=20)
     assert process.returncode == 130
     assert err == b""
+
+
+@pytest.mark.parametrize("act", ["create", "fork", "restore"])
+def test_ctrl_c_while_machines_are_made_leaves_none(
+    cli: Cli, server: ServerThread, sandbox: str, act: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = {
+        "create": [],
+        "fork": [sandbox, "-n", "2"],
+        "restore": [Sandbox.get(sandbox).snapshot().id],
+    }
+    make, main = getattr(server.engine, act), threading.main_thread().ident
+    assert main is not None
+    made = asyncio.Event()
+
+    async def slow(*args: Any, **kwargs: Any) -> Any:
+        signal.pthread_kill(main, signal.SIGINT)
+        await asyncio.sleep(0.2)  # the interrupt comes while it is being made
+        found = await make(*args, **kwargs)
+        made.set()
+        return found
+
+    monkeypatch.setattr(server.engine, act, slow)
+    assert cli(act, *words[act], code=130) == ""
+    assert "is deleted again" in cli.stderr
+    assert made.is_set()
+    assert [found.id for found in Sandbox.list()] == [sandbox]
 
 
 def test_a_reader_that_leaves_is_no_traceback(env: dict[str, str], sandbox: str) -> None:

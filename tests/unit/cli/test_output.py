@@ -14,7 +14,18 @@ from torpor.model import BuildEvent
 
 @pytest.mark.parametrize(
     ("seconds", "words"),
-    [(-5, "0 s"), (0, "0 s"), (59.9, "59 s"), (60, "1 min"), (7199, "1 h"), (90000, "1 d")],
+    [
+        (-5, "0 s"),
+        (0, "0 s"),
+        (59.4, "59 s"),
+        (59.9, "1 min"),
+        (89, "1 min"),
+        (3599.9, "1 h"),
+        (7199, "2 h"),
+        (86399, "1 d"),
+        (90000, "1 d"),
+        (172000, "2 d"),
+    ],
 )
 def test_span(seconds: float, words: str) -> None:
     assert span(seconds) == words
