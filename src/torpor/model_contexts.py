@@ -76,6 +76,8 @@ class ContextInfo:
     created_at: datetime
     program: str = field(default="", repr=False)
     """In the guest: the folder with the programs that serve it."""
+    is_ready: bool = field(default=True, repr=False)
+    """Its program has said how its start went; until then it answers nobody."""
 
 
 def context_of(info: ExecInfo) -> ContextInfo | None:
@@ -99,6 +101,7 @@ def context_of(info: ExecInfo) -> ContextInfo | None:
         cwd=info.cwd,
         created_at=info.started_at,
         program=program.rpartition("/")[0],
+        is_ready=info.state != "running" or info.stdout_bytes > 0,
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import AsyncIterator
 from typing import Any
 
 from torpor.base.aio import closing, finish
@@ -28,7 +29,7 @@ from torpor.errors import (
     WrongState,
 )
 from torpor.guest.port import Guest
-from torpor.model import ExecEnded, ExecId, ExecOutput, ExecSpec
+from torpor.model import ExecEnded, ExecEvent, ExecId, ExecOutput, ExecSpec
 from torpor.model_contexts import (
     CODE_TEMPLATE,
     ContextId,
@@ -45,6 +46,9 @@ START_LIMIT_S = 420.0
 _ASK_LIMIT_S = 60.0
 _END_LIMIT_S = 20.0
 _SAID_BYTES = 64 << 10
+
+Followed = contextlib.AbstractAsyncContextManager[AsyncIterator[ExecEvent]]
+"""Enters with what a command does."""
 
 
 async def create(guest: Guest, spec: ContextSpec) -> ContextInfo:
@@ -72,7 +76,7 @@ async def default(guest: Guest, language: Language) -> ContextInfo:
     try:
         info = await get(guest, context_id)
         if info.state == "running":
-            return info
+            return await _until_ready(guest, info)
         await _forget(guest, context_id)
     except NotFound:
         pass
@@ -101,7 +105,7 @@ async def get(guest: Guest, context_id: ContextId) -> ContextInfo:
 
 
 async def running(guest: Guest, context_id: ContextId) -> ContextInfo:
-    """Return a context whose program runs. Raises `NotFound`, `WrongState`."""
+    """Return a context whose program runs, when it is ready. Raises `NotFound`, `WrongState`; as `create` when it fails."""
     info = await get(guest, context_id)
     if info.state != "running":
         raise WrongState(
@@ -109,7 +113,7 @@ async def running(guest: Guest, context_id: ContextId) -> ContextInfo:
             hint="delete it and make another",
             context_id=context_id,
         )
-    return info
+    return await _until_ready(guest, info)
 
 
 async def delete(guest: Guest, context_id: ContextId) -> None:
@@ -148,37 +152,49 @@ async def _start(guest: Guest, context_id: ContextId, spec: ContextSpec) -> Cont
         *(context_folder(context_id), spec.language),
     )
     started = ExecSpec(command=command, cwd=spec.cwd, env=spec.env, user=spec.user, background=True)
+    exec_id = ExecId(context_id)
+    followed = guest.exec_run(exec_id, started, output_limit_bytes=_SAID_BYTES)
+    return await _when_ready(guest, context_id, spec.language, followed)
+
+
+async def _until_ready(guest: Guest, info: ContextInfo) -> ContextInfo:
+    """Return a context when its program, which somebody else has started, is ready. Raises as `create`."""
+    if info.is_ready:
+        return info
+    return await _when_ready(guest, info.id, info.language, guest.exec_attach(ExecId(info.id)))
+
+
+async def _when_ready(
+    guest: Guest, context_id: ContextId, language: Language, followed: Followed
+) -> ContextInfo:
     try:
         async with asyncio.timeout(START_LIMIT_S):
-            said = await _first_words(guest, ExecId(context_id), started)
+            said = await _first_words(ExecId(context_id), followed)
     except TimeoutError as exc:
         raise OperationTimeout(
-            f"timeout: the {spec.language} interpreter did not answer within {START_LIMIT_S:g} s"
+            f"timeout: the {language} interpreter did not answer within {START_LIMIT_S:g} s"
         ) from exc
     except InvalidRequest as exc:
         if exc.facts.get("step") != "program":
             raise
-        raise _missing(spec.language, "it has no python3") from exc
+        raise _missing(language, "it has no python3") from exc
     if said.get("ready") is not True:
         await _forget(guest, context_id)
         if "missing" in said:
-            raise _missing(spec.language, " ".join(str(said["missing"]).split())[:300])
+            raise _missing(language, " ".join(str(said["missing"]).split())[:300])
         raise GuestFailed(
-            f"the {spec.language} interpreter did not start: {str(said.get('failed'))[:2000]}",
+            f"the {language} interpreter did not start: {str(said.get('failed'))[:2000]}",
             hint="is there room on the sandbox's disk and in its memory?",
         )
     return await get(guest, context_id)
 
 
-async def _first_words(guest: Guest, exec_id: ExecId, spec: ExecSpec) -> dict[str, Any]:
-    """Start a context's program and return the first line that it says."""
+async def _first_words(exec_id: ExecId, followed: Followed) -> dict[str, Any]:
+    """Return the first line that a context's program says."""
     lines = Lines(line_bytes=_SAID_BYTES, total_bytes=_SAID_BYTES)
     stderr = b""
-    async with (
-        guest.exec_run(exec_id, spec, output_limit_bytes=_SAID_BYTES) as events,
-        closing(events) as followed,
-    ):
-        async for event in followed:
+    async with followed as events, closing(events):
+        async for event in events:
             if isinstance(event, ExecOutput) and event.stream == "stdout":
                 for said in lines.feed(event.data):
                     return said

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
+from weakref import WeakValueDictionary
 
 from torpor.base.aio import closing
 from torpor.contexts import desk
@@ -32,6 +34,9 @@ from torpor.server.wire_contexts import (
     CodeRunWire,
 )
 
+_making: WeakValueDictionary[tuple[SandboxId, Language], asyncio.Lock] = WeakValueDictionary()
+"""Who makes, or looks for, the default context of a sandbox."""
+
 Chosen = ContextId | Language
 """A context, or the default one of a language."""
 
@@ -43,7 +48,11 @@ async def _entered(
     async with engine.guest(sandbox_id) as guest:
         language = next((known for known in LANGUAGES if known == chosen), None)
         if language is not None:
-            yield guest, await desk.default(guest, language)
+            # one at a time: a second one would take away what the first puts in a dead one's place
+            turn = _making.setdefault((sandbox_id, language), asyncio.Lock())
+            async with turn:
+                context = await desk.default(guest, language)
+            yield guest, context
         else:
             yield guest, await desk.running(guest, ContextId(chosen))
 

@@ -311,6 +311,23 @@ async def test_the_default_context_is_made_once_and_made_again(
     assert (await ran(client, await desk.default(client, "bash"), "echo [$x]")).stdout == "[]\n"
 
 
+async def test_a_context_that_starts_is_waited_for(
+    client: GuestClient, monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    monkeypatch.setattr(desk, "ContextSpec", lambda language: spec(language, folder))
+    starting = asyncio.create_task(desk.default(client, "bash"))
+    while True:
+        try:
+            found = await desk.get(client, model_contexts.default_context("bash"))
+            break
+        except NotFound:
+            await asyncio.sleep(0.001)
+    assert not found.is_ready
+    assert (await ran(client, await desk.running(client, found.id), "echo a")).stdout == "a\n"
+    assert (await ran(client, await desk.default(client, "bash"), "echo b")).stdout == "b\n"
+    assert (await starting).is_ready
+
+
 async def test_what_is_missing_is_told_and_leaves_nothing(
     client: GuestClient, folder: Path, tmp_path: Path
 ) -> None:
