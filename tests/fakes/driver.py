@@ -396,6 +396,7 @@ class FakeConnect:
     def __init__(self) -> None:
         self.epochs: list[int] = []
         self.agents: list[FakeAgent] = []
+        self.boot_id = "boot"
         self.fail: Exception | None = None
         self.block: asyncio.Event | None = None
         self.reached = asyncio.Event()
@@ -408,4 +409,5 @@ class FakeConnect:
         if self.fail is not None:
             raise self.fail
         self.agents.append(FakeAgent())
+        object.__setattr__(self.agents[-1].info, "boot_id", self.boot_id)
         return self.agents[-1]

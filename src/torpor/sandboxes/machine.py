@@ -44,6 +44,8 @@ class SandboxMachine:
         self.folder = files.folder_of(parts.home, row.info.id)
         self.volumes: tuple[VolumeDisk, ...] = ()
         """The volumes that its VMM is started with."""
+        self.boot: str | None = None if vmm is None else ""
+        """The boot in which its volumes are known to be mounted; None: the first that its VMM tells of."""
         self._tasks = tasks
         self._guest: Guest | None = None
         self._connecting = asyncio.Lock()
@@ -154,6 +156,7 @@ class SandboxMachine:
         if self.vmm is not None:
             vmm, self.vmm = self.vmm, None
             await vmm.aclose()
+        self.boot = None
         await self.parts.driver.sweep(self.folder)
         await asyncio.to_thread(files.release_machine, self.folder)
 
@@ -181,6 +184,8 @@ class SandboxMachine:
                     vmm.agent_socket, epoch=self.row.epoch, timeout_s=timeout_s
                 )
             )
+            if self.boot is None:
+                self.boot = self._guest.info.boot_id
             if self.parts.attend is not None and not self.info.is_clone_of_drill:
                 serving = self.parts.attend(self, self._guest)
                 self._tasks.launch(serving, name=f"memory socket {self.info.id}")

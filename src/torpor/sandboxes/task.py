@@ -32,6 +32,7 @@ from torpor.sandboxes.lifecycle import WITH_MACHINE, require_running
 from torpor.sandboxes.machine import SandboxMachine
 from torpor.sandboxes.parts import Parts
 from torpor.sandboxes.quiescing import rehearse
+from torpor.sandboxes.volume_attach import mount_again
 from torpor.templates import Template
 from torpor.vmm.base import Vmm
 
@@ -221,7 +222,10 @@ class SandboxTask:
             acts.check_running(self.machine)
             generation = self.info.generation
             try:
-                yield await self._connected(generation)
+                found = await self._connected(generation)
+                if found.info.boot_id != self.machine.boot:
+                    await self.with_machine("mount volumes", mount_again)
+                yield found
             except GuestUnreachable as exc:
                 if self.info.generation == generation and self.info.state not in _BY_ITSELF_AWAKE:
                     raise

@@ -189,6 +189,20 @@ async def mount(m: SandboxMachine, row: VolumeRow, holder: VolumeHolder) -> None
     await _attached(m, row.id, usage)
 
 
+async def mount_again(m: SandboxMachine) -> None:
+    """Mount the volumes of a machine that may have booted by itself; one that cannot be mounted is reported."""
+    if m.info.state is not S.RUNNING:
+        return
+    guest = await m.guest()
+    for row, holder in m.parts.volumes.shelf.held_by(m.info.id):
+        try:
+            if holder.state == "attached":
+                await mount(m, row, holder)
+        except TorporError as exc:
+            m.parts.report(f"volume {row.name} of {m.info.id}", exc)
+    m.boot = guest.info.boot_id
+
+
 async def detach(m: SandboxMachine, path: str) -> None:
     """Unmount a volume and take it from the machine. After a failure the machine has it as before.
 

@@ -289,6 +289,32 @@ def test_a_machine_that_no_row_knows_and_that_lives_keeps_its_volume(play: Play)
     play(scene)
 
 
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_machine_that_booted_anew_has_its_volumes_before_anything_runs_in_it(
+    play: Play, restarted: bool
+) -> None:
+    """One that was not begun from a snapshot reboots without its VMM's end."""
+
+    async def scene(world: World) -> None:
+        await world.engine.volumes.create("data", 1)
+        one = await made(world, mount())
+        agent = world.connect.agents[-1]
+        async with world.engine.guest(one.id):
+            assert agent.calls.count("mount /data") == 1, "it is mounted already"
+        if restarted:
+            await world.restart()
+        else:
+            agent.closed = True  # as at a reboot
+        world.connect.boot_id = "another boot"
+        for _ in range(2):
+            async with world.engine.guest(one.id) as guest:
+                assert guest.calls.count("mount /data") == 1  # type: ignore[attr-defined]
+                assert guest.mounted == {"/data": False}  # type: ignore[attr-defined]
+        assert holders(world) == [(one.id, "attached")]
+
+    play(scene)
+
+
 # ---- what is read ----
 
 
