@@ -69,7 +69,7 @@ async def asking(
         stdin=True,
     )
     lines = Lines()
-    is_over = False
+    is_over, seen = False, 0
     try:
         async with (
             guest.exec_run(exec_id, spec, output_limit_bytes=_SPOOL_BYTES) as events,
@@ -78,6 +78,7 @@ async def asking(
             await _feed(guest, exec_id, json.dumps(request).encode("ascii"))
             async for event in followed:
                 if isinstance(event, ExecOutput) and event.stream == "stdout":
+                    seen += len(event.data)
                     for said in lines.feed(event.data):
                         yield said
                 elif isinstance(event, ExecEnded):
@@ -90,7 +91,7 @@ async def asking(
                         )
                     return
     finally:
-        await finish(_let_go(guest, exec_id, is_over=is_over), within_s=10)
+        await finish(_let_go(guest, exec_id, seen=seen, is_over=is_over), within_s=10)
 
 
 async def _feed(guest: Guest, exec_id: ExecId, data: bytes) -> None:
@@ -100,12 +101,18 @@ async def _feed(guest: Guest, exec_id: ExecId, data: bytes) -> None:
             await guest.exec_stdin(exec_id, data[begin:end], eof=end >= len(data))
 
 
-async def _let_go(guest: Guest, exec_id: ExecId, *, is_over: bool) -> None:
-    """End the command that hands on, and have the agent keep nothing of it."""
+async def _let_go(guest: Guest, exec_id: ExecId, *, seen: int, is_over: bool) -> None:
+    """End the command that hands on, and have the agent keep nothing of it, nor of what it has said."""
     with contextlib.suppress(TorporError):  # the machine is gone, or the command is
         if not is_over:
             await guest.exec_signal(exec_id, 9)
-        elif "exec.drop" in guest.info.capabilities:
+            async with (
+                guest.exec_attach(exec_id, stdout_offset=seen) as events,
+                closing(events) as followed,
+            ):
+                async for _ in followed:
+                    pass
+        if "exec.drop" in guest.info.capabilities:
             await guest.exec_drop(exec_id)
 
 

@@ -149,6 +149,7 @@ async def test_a_listener_that_leaves(client: GuestClient, bash: ContextInfo) ->
     async with closing(run(client, bash, leaving)) as events:
         await anext(events)
     assert (await ran(client, bash, "echo $x")).stdout == "1\n", "the code was interrupted"
+    assert [e.exec_id for e in await client.exec_list()] == [bash.id], "nothing is kept of requests"
 
 
 async def test_python_shows_values_errors_and_plots(
