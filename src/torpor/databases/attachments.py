@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any, Final
 
 from torpor.base.aio import Supervisor
-from torpor.databases import server
 from torpor.databases.forward import carry
 from torpor.databases.lives import GONE, Lives, Rooms
 from torpor.databases.shelf import DatabaseShelf
@@ -157,10 +156,7 @@ class Attachments:
         return task
 
     async def _carried(self, database_id: DatabaseId, stream: PortStream) -> None:
-        async with (
-            self._lives.guest(database_id) as guest,
-            guest.open_port(server.PORT, address="127.0.0.1") as target,
-        ):
+        async with self._lives.port(database_id) as target:
             await carry(stream, target)
 
 

@@ -450,10 +450,7 @@ class DatabaseDesk:
 
     async def _serve(self, database_id: DatabaseId, client: Client) -> None:
         """Carry a client's bytes to the server and back; who connects wakes it."""
-        async with (
-            self._lives.guest(database_id) as guest,
-            guest.open_port(server.PORT, address="127.0.0.1") as stream,
-        ):
+        async with self._lives.port(database_id) as stream:
             await carry(client, stream)
 
     async def _done(self, work: Coroutine[Any, Any, DatabaseRow], name: str) -> DatabaseInfo:

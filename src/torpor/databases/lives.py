@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -24,13 +25,14 @@ from torpor.errors import (
     Conflict,
     DataDamaged,
     NotFound,
+    PortClosed,
     TorporError,
     VolumeHeld,
     WrongState,
 )
-from torpor.guest.port import Guest
+from torpor.guest.port import Guest, PortStream
 from torpor.model import SandboxId, SandboxInfo, SandboxSpec, SandboxState, SnapshotInfo
-from torpor.model_databases import DatabaseId, DatabaseState
+from torpor.model_databases import LOOPBACK, DatabaseId, DatabaseState
 from torpor.model_volumes import VolumeInfo, VolumeMount
 from torpor.sandboxes.port import EnginePort
 
@@ -97,6 +99,27 @@ class Lives:
                 row = await self.raised(row)
         async with self._engine.guest(SandboxId(str(row.sandbox_id))) as guest:
             yield guest
+
+    @contextlib.asynccontextmanager
+    async def port(self, database_id: DatabaseId) -> AsyncIterator[PortStream]:
+        """Enter with a connection to a database's server, which is started if it does not run: its machine rebooted.
+
+        Raises as `guest`, and `PortClosed` when it takes none all the same.
+        """
+        async with contextlib.AsyncExitStack() as stack:
+            guest = await stack.enter_async_context(self.guest(database_id))
+            try:
+                stream = await stack.enter_async_context(_port_of(guest))
+            except PortClosed:
+                await self._start_server(database_id)
+                stream = await stack.enter_async_context(_port_of(guest))
+            yield stream
+
+    async def _start_server(self, database_id: DatabaseId) -> None:
+        async with self._shelf.turn(database_id) as row:
+            row = await self.raised(row)
+            async with self._engine.guest(SandboxId(str(row.sandbox_id))) as guest:
+                await server.start(guest)
 
     async def _needs_work(self, row: DatabaseRow) -> bool:
         if row.state == "deleting":
@@ -203,6 +226,10 @@ class Lives:
                 await server.stop(guest)
         except TorporError as exc:
             self._rooms.report(f"stopping {row.name}", exc)
+
+
+def _port_of(guest: Guest) -> AbstractAsyncContextManager[PortStream]:
+    return guest.open_port(server.PORT, address=LOOPBACK)
 
 
 def _needs(snapshot: SnapshotInfo, row: DatabaseRow, volume: VolumeInfo | None) -> bool:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -252,6 +254,42 @@ async def test_a_machine_that_is_gone_is_replaced_for_who_connects(
     woken = await asyncio.gather(*(desk.wake("shop") for _ in range(5)))
     assert {w.sandbox_id for w in woken} == {woken[0].sandbox_id}, "one machine for all"
     assert woken[0].sandbox_id != made.sandbox_id
+
+
+async def test_a_server_that_does_not_run_is_started_for_who_connects(
+    desk: DatabaseDesk, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a reboot of its machine, which does not start it."""
+    made = await desk.create(SPEC)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    listeners: list[asyncio.Server] = []
+
+    async def hello(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"hello")
+        writer.close()
+
+    async def run(guest: Guest, command: object, **options: Any) -> str:
+        found = await machine.run(guest, command, **options)
+        if "systemctl start" in str(command) and not listeners:
+            listeners.append(await asyncio.start_server(hello, "127.0.0.1", port))
+        return found
+
+    monkeypatch.setattr(server, "PORT", port)
+    monkeypatch.setattr(server, "run", run)
+    machine.asked.clear()
+    for _ in range(2):
+        reader, writer = await asyncio.open_connection("127.0.0.1", made.port)
+        assert await reader.read() == b"hello"
+        writer.close()
+    assert len([text for text in machine.asked if "systemctl start" in text]) == 1
+    listeners[0].close()
+    machine.fails_at = "systemctl start"
+    reader, writer = await asyncio.open_connection("127.0.0.1", made.port)
+    with pytest.raises(ConnectionResetError):
+        await reader.read()
+    writer.close()
 
 
 async def test_a_new_password_that_was_not_set_is_set_before_anyone_connects(
