@@ -178,6 +178,12 @@ class Socket(WebSocketsSansIOProtocol):
     """One WebSocket of ours. What comes between a client's messages takes no memory without end."""
 
     @override
+    async def send(self, message: Any) -> None:
+        await super().send(message)
+        if message["type"] == "websocket.http.response.body" and not message.get("more_body"):
+            self.handshake_complete = True  # else each refusal is an error in the log
+
+    @override
     def handle_ping(self) -> None:
         if self.transport.is_closing():
             return

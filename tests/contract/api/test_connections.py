@@ -104,6 +104,21 @@ def test_a_head_that_trickles(tcp: Tcp, token: str, monkeypatch: pytest.MonkeyPa
         assert flat(all_of(sock))["code"] == "operation.timeout"
 
 
+def test_a_web_socket_that_is_refused_is_no_error_of_ours(
+    tcp: Tcp, token: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    head = "GET /v1/sandboxes/x/ports/1/tunnel HTTP/1.1\r\nHost: localhost\r\n"
+    head += "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+    head += "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
+    for leave, status in (("", b"401"), (f"Authorization: Bearer {token}\r\n", b"404")):
+        with connect(tcp) as sock:
+            sock.sendall(f"{head}{leave}\r\n".encode())
+            assert all_of(sock).startswith(b"HTTP/1.1 " + status)
+    tcp.server.run(_nothing())
+    said = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
+    assert said == [], "a stranger can fill the log"
+
+
 @pytest.mark.parametrize("host", ["a" * 300, "\ud800", "a\0b", "..", ":"])
 def test_a_name_that_is_none_is_not_listened_on(host: str) -> None:
     with pytest.raises(InvalidRequest, match="cannot listen on"):
