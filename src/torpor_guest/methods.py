@@ -8,6 +8,7 @@ from typing import Any
 from torpor_guest import archive, content, files, proctree
 from torpor_guest.execs import Execs
 from torpor_guest.follow import follow
+from torpor_guest.follow_dir import FolderMethods
 from torpor_guest.gate import DISK
 from torpor_guest.inlets import InletMethods
 from torpor_guest.inventories import InventoryMethods
@@ -49,6 +50,7 @@ def table(
         "stat": files.stat_path,
         "list_dir": files.list_dir,
         "walk": files.walk,
+        "follow_dir": FolderMethods().follow,
         "mkdir": _after_thaw(files.mkdir),
         "remove": _after_thaw(files.remove),
         "rename": _after_thaw(files.rename),

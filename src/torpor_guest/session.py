@@ -25,6 +25,7 @@ CAPABILITIES = (
     "exec.run",
     "exec.drop",
     "files",
+    "follow_dir",
     "archive",
     "processes",
     "system",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import posixpath
 import tomllib
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -39,6 +40,7 @@ from torpor.errors import (
     InsufficientResources,
     InvalidRequest,
     NotFound,
+    TorporError,
     WrongState,
 )
 from torpor.memory.service import MemoryService
@@ -65,6 +67,7 @@ from torpor.model import (
     TemplateInfo,
 )
 from torpor.model_events import StateEvent
+from torpor.model_file_events import FileEvent
 from torpor.model_memory import MachineMove
 from torpor.sandboxes.events import EventLog
 from torpor.sandboxes.memories import AgentMemories
@@ -128,6 +131,8 @@ class FakeGuest(FakePorts, FakeInventories):
         self.is_cut.set()
         for found in self.execs.values():
             found.nudge()
+        for _, _, queue in self.files.followed:
+            queue.put_nowait(GuestUnreachable("the guest channel was closed"))
         fresh = self.twin()
         fresh.files, fresh.execs = self.files, self.execs
         return fresh
@@ -256,6 +261,27 @@ class FakeGuest(FakePorts, FakeInventories):
     async def walk(self, path: str, *, max_depth: int | None = None) -> AsyncIterator[FileInfo]:
         for info in self.files.walk(path, max_depth):
             yield info
+
+    @contextlib.asynccontextmanager
+    async def follow_dir(
+        self, path: str, *, recursive: bool = False
+    ) -> AsyncIterator[AsyncIterator[FileEvent]]:
+        self.files.list_dir(path)  # it is one
+        queue: asyncio.Queue[FileEvent | TorporError | None] = asyncio.Queue()
+        entry = (posixpath.normpath(path), recursive, queue)
+        self.files.followed.append(entry)
+        try:
+            yield self._told(queue)
+        finally:
+            self.files.followed.remove(entry)
+
+    async def _told(
+        self, queue: asyncio.Queue[FileEvent | TorporError | None]
+    ) -> AsyncIterator[FileEvent]:
+        while (event := await queue.get()) is not None:
+            if isinstance(event, TorporError):
+                raise event
+            yield event
 
     async def mkdir(self, path: str, *, parents: bool = True, mode: int = 0o755) -> FileInfo:
         return self.files.mkdir(path, parents=parents, mode=mode)

@@ -11,8 +11,9 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from torpor.errors import Conflict, GuestFailed, InvalidRequest, NotFound
+from torpor.errors import Conflict, GuestFailed, InvalidRequest, NotFound, TorporError
 from torpor.model import FileInfo, FileKind
+from torpor.model_file_events import FileEvent, FileEventType
 
 CHUNK_BYTES = 64 << 10
 KEEP_BYTES = 8 << 20
@@ -33,6 +34,13 @@ class Node:
     modified_at: datetime = datetime(2026, 1, 2, 3, 4, 5, 678000, tzinfo=UTC)
 
 
+class Followed(list[tuple[str, bool, "asyncio.Queue[FileEvent | TorporError | None]"]]):
+    """Who follows folders; nobody does in a snapshot's copy."""
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Followed:
+        return Followed()
+
+
 class FakeFiles:
     """A file system in memory."""
 
@@ -40,8 +48,19 @@ class FakeFiles:
         self.nodes: dict[str, Node] = {"/": Node("dir", mode=0o755)}
         self.extra_tar_members: list[tarfile.TarInfo] = []
         self.cut_reads_after: int | None = None
+        self.followed = Followed()
+        """Who follows which folder, whether with those below it; None ends it."""
         for path in ("/workspace", "/tmp"):
             self.mkdir(path, parents=True, mode=0o755)
+
+    def tell(self, path: str, kind: FileEventType) -> None:
+        """Tell who follows the folder of `path` what happened to it."""
+        for folder, is_deep, queue in list(self.followed):
+            if path == folder and kind in (FileEventType.REMOVE, FileEventType.RENAME):
+                queue.put_nowait(None)
+            elif path.startswith(f"{folder.rstrip('/')}/") and (is_deep or _parent(path) == folder):
+                name = path[len(folder.rstrip("/")) + 1 :]
+                queue.put_nowait(FileEvent(name=name, type=kind))
 
     def _node(self, path: str) -> Node:
         found = self.nodes.get(posixpath.normpath(path))
@@ -86,6 +105,7 @@ class FakeFiles:
                 raise NotFound(f"there is no {_parent(path)!r} in the guest")
             self.mkdir(_parent(path), parents=True, mode=0o755)
         self.nodes[path] = Node("dir", mode=mode)
+        self.tell(path, FileEventType.CREATE)
         return self.stat(path)
 
     def remove(self, path: str, *, recursive: bool) -> None:
@@ -94,14 +114,17 @@ class FakeFiles:
         below = [name for name in self.nodes if name.startswith(f"{path}/")]
         if below and not recursive:
             raise Conflict(f"{path!r} is not empty", hint="use recursive", path=path)
-        for name in (path, *below):
+        for name in (*reversed(below), path):
             del self.nodes[name]
+            self.tell(name, FileEventType.REMOVE)
 
     def rename(self, source: str, target: str) -> FileInfo:
         source, target = _norm(source), _norm(target)
         self._node(source)
         for name in [n for n in self.nodes if n == source or n.startswith(f"{source}/")]:
             self.nodes[target + name[len(source) :]] = self.nodes.pop(name)
+        self.tell(source, FileEventType.RENAME)
+        self.tell(target, FileEventType.CREATE)
         return self.stat(target)
 
     async def read(self, path: str, offset: int, limit: int | None) -> AsyncIterator[bytes]:
@@ -145,6 +168,9 @@ class FakeFiles:
             size_bytes=total,
             digest=digest.hexdigest(),
         )
+        if old is None:
+            self.tell(path, FileEventType.CREATE)
+        self.tell(path, FileEventType.WRITE)
         return self.stat(path)
 
     def pack(self, path: str) -> Iterator[bytes]:

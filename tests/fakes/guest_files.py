@@ -8,13 +8,15 @@ import shutil
 import stat
 import tarfile
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
 from tests.fakes.guest_snapshots import FakeSnapshots
-from torpor.errors import Conflict, GuestFailed, InvalidRequest, NotFound
+from torpor.errors import Conflict, GuestFailed, HostNotReady, InvalidRequest, NotFound
 from torpor.model import FileInfo
+from torpor.model_file_events import FileEvent
 
 CHUNK = 64 << 10
 
@@ -81,6 +83,12 @@ class FakeFiles(FakeSnapshots):
                         info.path, max_depth=None if max_depth is None else max_depth - 1
                     ):
                         yield found
+
+    def follow_dir(
+        self, path: str, *, recursive: bool = False
+    ) -> AbstractAsyncContextManager[AsyncIterator[FileEvent]]:
+        """Refuse, as an agent does that is too old for it."""
+        raise HostNotReady("the agent in this machine is too old to follow a folder")
 
     async def mkdir(self, path: str, *, parents: bool = True, mode: int = 0o755) -> FileInfo:
         """See `Guest.mkdir`."""

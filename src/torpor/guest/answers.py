@@ -27,6 +27,7 @@ from torpor.model import (
     GuestInfo,
     ProcessInfo,
 )
+from torpor.model_file_events import FileEvent, FileEventType
 from torpor.model_ports import PortInfo
 
 _ERRORS: Final[Mapping[str, type[TorporError]]] = {
@@ -42,6 +43,7 @@ _ERRORS: Final[Mapping[str, type[TorporError]]] = {
 _OURS: Final = frozenset({"message", "hint", "self", "retry_after_seconds"})
 """Facts that mean something to the daemon itself, which a guest does not say."""
 _MAX_TEXT: Final = 4096
+_HAPPENS: Final = frozenset(FileEventType) - {FileEventType.MISSED}
 _MAX_COMMAND: Final = 2 << 20
 _LAST_SECOND: Final = 253402300799
 """The last second of the year 9999."""
@@ -173,6 +175,19 @@ def file_info(answer: object, *, below: str | None = None, within: str | None = 
         modified_at=_time(_number(item, "mtime_ns") / 1e9),
         target=target[:_MAX_TEXT] if isinstance(target, str) else None,
     )
+
+
+def file_event(answer: object) -> FileEvent:
+    """Return what happened to a name below a folder."""
+    item = _object(answer)
+    if item.get("missed") is True:
+        return FileEvent(name="", type=FileEventType.MISSED)
+    name, kind = _text(item, "name", _MAX_TEXT), _text(item, "kind", 16)
+    if kind not in _HAPPENS:
+        raise _nonsense(f"what happened to a file is {kind!r}")
+    if "\0" in name or any(part in ("", ".", "..") for part in name.split("/")):
+        raise _nonsense(f"{name[:200]!r} is no name below a folder")
+    return FileEvent(name=name, type=FileEventType(kind))
 
 
 def offset(answer: Mapping[str, Any], key: str) -> int:

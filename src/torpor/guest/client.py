@@ -9,6 +9,7 @@ from typing_extensions import override
 
 from torpor.guest.channel import Channel
 from torpor.guest.execs import ExecCalls
+from torpor.guest.file_events import FileEventCalls
 from torpor.guest.files import FileCalls
 from torpor.guest.inlets import InletCalls
 from torpor.guest.inventories import InventoryCalls
@@ -26,6 +27,7 @@ SILENCE_LIMIT_S: Final = 30.0
 class GuestClient(
     ExecCalls,
     FileCalls,
+    FileEventCalls,
     InletCalls,
     InventoryCalls,
     MemoryCalls,

@@ -20,6 +20,7 @@ from torpor.model import (
     Renewal,
     Stillness,
 )
+from torpor.model_file_events import FileEvent
 from torpor.model_ports import PortInfo
 from torpor.model_quiesce import QuiesceSpec
 from torpor.model_volumes import VolumeUsage
@@ -214,6 +215,24 @@ class Guest(Protocol):
 
     def walk(self, path: str, *, max_depth: int | None = None) -> AsyncIterator[FileInfo]:
         """Yield everything below a folder, parents before children; symlinks are not followed."""
+        ...
+
+    def follow_dir(
+        self, path: str, *, recursive: bool = False
+    ) -> AbstractAsyncContextManager[AsyncIterator[FileEvent]]:
+        """Enter with what happens in a folder from now on, until it is removed or moved away.
+
+        What is under way is bounded; where more happened than could be told, `MISSED` says so. A name may be told as
+        made twice where a folder and what is in it come at once.
+
+        Args:
+            path: absolute, a folder.
+            recursive: with all folders below it, also those that come later, 8192 at most.
+
+        Raises:
+            LimitExceeded: there are more folders, or 64 are followed already.
+            HostNotReady: the agent in the machine is too old.
+        """
         ...
 
     async def mkdir(self, path: str, *, parents: bool = True, mode: int = 0o755) -> FileInfo:

@@ -9,6 +9,7 @@ from typing import Literal, TypedDict, overload
 from torpor.errors import InvalidRequest, NotFound
 from torpor.model import FileInfo
 from torpor.sdk.client import Client
+from torpor.sdk.dir_watch import WATCH_S, AsyncWatchHandle, OnEvent, OnExit
 from torpor.sdk.files import AsyncFilesystem, Content
 
 Format = Literal["text", "bytes", "stream"]
@@ -26,6 +27,8 @@ class AsyncFiles:
 
     def __init__(self, client: Client, sandbox_id: str) -> None:
         self._files = AsyncFilesystem(client, sandbox_id)
+        self._client = client
+        self._id = sandbox_id
 
     @overload
     async def read(self, path: str, format: Literal["text"] = "text") -> str: ...
@@ -86,6 +89,58 @@ class AsyncFiles:
             pass
         await self._files.mkdir(path)
         return True
+
+    async def watch_dir(
+        self,
+        path: str,
+        on_event: OnEvent,
+        on_exit: OnExit | None = None,
+        *,
+        timeout: float | None = WATCH_S,
+        recursive: bool = False,
+    ) -> AsyncWatchHandle:
+        """Call `on_event` with all that happens in a folder from now on; return what ends it.
+
+        Where more happened than could be told, an event of type `MISSED` says so. While it lasts the sandbox does not
+        fall asleep by itself.
+
+        Args:
+            path: the folder.
+            on_event: may be asynchronous.
+            on_exit: called with why it ended, unless `stop` ended it; also with what `on_event` raised.
+            timeout: in seconds; None or 0: no limit.
+            recursive: with all folders below it, 8192 at most.
+
+        Raises:
+            NotFound: there is no such folder.
+            InvalidRequest: it is no folder.
+            LimitExceeded: too much is watched already, or it has too many folders below it.
+        """
+        return await self.watched(
+            path, recursive=recursive, on_event=on_event, on_exit=on_exit, timeout=timeout
+        )
+
+    async def watched(
+        self,
+        path: str,
+        *,
+        recursive: bool,
+        on_event: OnEvent | None = None,
+        on_exit: OnExit | None = None,
+        timeout: float | None = None,
+    ) -> AsyncWatchHandle:
+        """Do what `watch_dir` does; without `on_event` its handle keeps what happens."""
+        handle = AsyncWatchHandle(
+            self._client,
+            self._id,
+            path,
+            recursive=recursive,
+            on_event=on_event,
+            on_exit=on_exit,
+            timeout=timeout,
+        )
+        await handle.start()
+        return handle
 
 
 def check_format(format: str) -> None:

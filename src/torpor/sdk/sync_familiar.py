@@ -9,6 +9,7 @@ from typing import Literal, Self, overload
 from torpor.errors import CommandLost, TorporError
 from torpor.model import ExecInfo, FileInfo, SandboxInfo
 from torpor.sdk.collect import OUTPUT_LIMIT_BYTES, Collector, TextCallback
+from torpor.sdk.dir_watch import WatchHandle
 from torpor.sdk.dual import dual, dual_self
 from torpor.sdk.familiar_commands import TIMEOUT_S, AsyncCommands, check_run
 from torpor.sdk.familiar_files import AsyncFiles, Format, WriteEntry
@@ -169,6 +170,23 @@ class Files:
         """Make a folder and those above it; return False if it is there already."""
         return loop_thread.run(self._files.make_dir(path))
 
+    def watch_dir(self, path: str, *, recursive: bool = False) -> WatchHandle:
+        """Watch a folder from now on; the handle's `get_new_events` has what happened, its `stop` ends it.
+
+        Where more happened than could be told, an event of type `MISSED` says so. While it lasts the sandbox does not
+        fall asleep by itself.
+
+        Args:
+            path: the folder.
+            recursive: with all folders below it, 8192 at most.
+
+        Raises:
+            NotFound: there is no such folder.
+            InvalidRequest: it is no folder.
+            LimitExceeded: too much is watched already, or it has too many folders below it.
+        """
+        return WatchHandle(loop_thread.run(self._files.watched(path, recursive=recursive)))
+
 
 class Familiar(Handle):
     """The part of `Sandbox` with the names of others. docs/reference/mapping.md has the whole table."""
@@ -180,7 +198,7 @@ class Familiar(Handle):
 
     @property
     def files(self) -> Files:
-        """Files: `read`, `write`, `list`, `exists`, `get_info`, `remove`, `rename`, `make_dir`."""
+        """Files: `read`, `write`, `list`, `exists`, `get_info`, `remove`, `rename`, `make_dir`, `watch_dir`."""
         return Files(self._sandbox.files)
 
     @property

@@ -94,6 +94,7 @@ USE = frozenset(
         "exec_stream",
         "finish_change",
         "follow_change",
+        "follow_dir",
         "fork_sandbox",
         "fork_snapshot",
         "fork_tree",

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from torpor.errors import InvalidRequest
 from torpor.model import FileInfo, FileKind
+from torpor.model_file_events import FileEvent, FileEventType
 from torpor.server.wire import Wire
 
 
@@ -45,6 +46,18 @@ class FileWire(Wire):
             mtime=int(info.modified_at.timestamp()),
             target=info.target,
         )
+
+
+class FileEventWire(Wire):
+    """Data of one `change` in a folder that is followed."""
+
+    name: Annotated[str, Field(description="Relative to the folder; empty for `missed`.")]
+    type: FileEventType
+
+    @staticmethod
+    def of(event: FileEvent) -> FileEventWire:
+        """Return `event` as JSON has it."""
+        return FileEventWire(name=event.name, type=event.type)
 
 
 class FileListWire(Wire):

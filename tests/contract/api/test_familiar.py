@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from datetime import UTC, datetime
 
 import pytest
 
 from tests.fakes.serving import ServerThread
 from torpor import AsyncSandbox, Client, Sandbox
-from torpor.errors import CommandFailed, HostNotReady, InvalidRequest, NotFound, OperationTimeout
+from torpor.errors import (
+    CommandFailed,
+    GenerationChanged,
+    HostNotReady,
+    InvalidRequest,
+    NotFound,
+    OperationTimeout,
+)
 from torpor.model import SandboxState
+from torpor.model_file_events import FileEvent, FileEventType
+from torpor.sdk import dir_watch
+from torpor.sdk.dir_watch import WatchHandle
 
 
 @pytest.fixture
@@ -81,6 +92,95 @@ def test_files(sandbox: Sandbox) -> None:
     with pytest.raises(InvalidRequest, match="`path` and `data`"):
         files.write_files([{"path": "/srv/x", "data": "x"}, {"path": "/srv/y"}])
     assert not files.exists("/srv/x"), "nothing was begun"
+
+
+def told(handle: WatchHandle, last: tuple[str, str]) -> list[tuple[str, str]]:
+    """Return what a handle has, up to `last`."""
+    found: list[tuple[str, str]] = []
+    ends = time.monotonic() + 10
+    while last not in found:
+        assert time.monotonic() < ends, found
+        found += [(event.name, str(event.type)) for event in handle.get_new_events()]
+    return found
+
+
+def test_a_folder_is_watched(sandbox: Sandbox) -> None:
+    files = sandbox.files
+    files.write("/srv/a/b", "before")
+    handle = files.watch_dir("/srv")
+    deep = files.watch_dir("/srv", recursive=True)
+    assert handle.get_new_events() == []
+    files.write("/srv/a/b", "deep")
+    files.write("/srv/c", "c")
+    files.rename("/srv/c", "/srv/d")
+    files.remove("/srv/d")
+    flat = [("c", "create"), ("c", "write"), ("c", "rename"), ("d", "create"), ("d", "remove")]
+    assert told(handle, ("d", "remove")) == flat
+    assert told(deep, ("d", "remove")) == [("a/b", "write"), *flat]
+    handle.stop()
+    handle.stop()
+    with pytest.raises(InvalidRequest, match="was stopped"):
+        handle.get_new_events()
+    files.write("/srv/last", "x")
+    files.remove("/srv")
+    assert ("last", "write") in told(deep, ("last", "remove"))
+    with pytest.raises(NotFound, match="removed or moved away"):
+        told(deep, ("never", "told"))
+    for path, error in (("/none", NotFound), ("relative", InvalidRequest)):
+        with pytest.raises(error):
+            files.watch_dir(path)
+
+
+def test_a_watch_says_why_it_ended(sandbox: Sandbox) -> None:
+    handle = sandbox.files.watch_dir("/workspace")
+    sandbox.hibernate()
+    with pytest.raises(GenerationChanged):
+        told(handle, ("never", "told"))
+    handle.stop()
+
+
+def test_what_nobody_asks_for_is_not_kept_for_ever(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dir_watch, "EVENTS_MOST", 3)
+    handle = sandbox.files.watch_dir("/workspace")
+    probe = sandbox.files.watch_dir("/workspace")
+    for number in range(9):
+        sandbox.files.make_dir(f"/workspace/{number}")
+        told(probe, (str(number), "create"))  # one after the other, so that nothing of it waits
+    kinds = ["create", "create", "create", "missed"]
+    ends = time.monotonic() + 10
+    while len(handle._handle._kept) < len(kinds):
+        assert time.monotonic() < ends
+    assert [event.type for event in handle.get_new_events()] == kinds
+    sandbox.files.make_dir("/workspace/later")
+    assert told(handle, ("later", "create"))[-1] == ("later", "create")
+
+
+def test_an_asynchronous_watch(server: ServerThread) -> None:
+    async def scene() -> None:
+        sandbox = await AsyncSandbox.create()
+        heard: asyncio.Queue[FileEvent] = asyncio.Queue()
+        ended: asyncio.Queue[Exception] = asyncio.Queue()
+        handle = await sandbox.files.watch_dir("/workspace", heard.put, ended.put)
+        await sandbox.files.make_dir("/workspace/x")
+        async with asyncio.timeout(10):
+            assert await heard.get() == FileEvent(name="x", type=FileEventType.CREATE)
+        await handle.stop()
+        await sandbox.files.watch_dir("/workspace", heard.put_nowait, ended.put, timeout=0.2)
+        async with asyncio.timeout(10):
+            assert isinstance(await ended.get(), OperationTimeout)
+        assert (heard.empty(), ended.empty()) == (True, True)
+
+        def fail(event: FileEvent) -> None:
+            raise RuntimeError(event.name)
+
+        await sandbox.files.watch_dir("/workspace", fail, ended.put_nowait, timeout=0)
+        await sandbox.files.make_dir("/workspace/y")
+        async with asyncio.timeout(10):
+            assert repr(await ended.get()) == "RuntimeError('y')"
+
+    asyncio.run(scene())
 
 
 def test_life(sandbox: Sandbox) -> None:

@@ -16,7 +16,14 @@ import pytest
 
 from tests.contract.guest.agent import eventually
 from tests.contract.guest.steps import run, slurp, stream
-from torpor.errors import GuestFailed, GuestUnreachable, LimitExceeded, NotFound, TorporError
+from torpor.errors import (
+    GuestFailed,
+    GuestUnreachable,
+    HostNotReady,
+    LimitExceeded,
+    NotFound,
+    TorporError,
+)
 from torpor.guest.channel import WINDOW
 from torpor.guest.client import GuestClient, connect
 from torpor.model import ExecId
@@ -443,6 +450,44 @@ async def test_more_skips_than_python_has_stack(liar: Liar, client: GuestClient)
 
     liar.answer = answer
     assert (await run(client, "true")).info.exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"name": "/etc/passwd", "kind": "write"},
+        {"name": "a/../../b", "kind": "write"},
+        {"name": "", "kind": "write"},
+        {"name": "a\0", "kind": "write"},
+        {"name": "x" * 5000, "kind": "write"},
+        {"name": 5, "kind": "write"},
+        {"name": "a", "kind": "missed"},
+        {"name": "a", "kind": ["write"]},
+        {"name": "a", "kind": "exploded"},
+        {},
+    ],
+)
+async def test_what_happens_in_a_folder_and_cannot(
+    liar: Liar, tmp_path: Path, item: dict[str, object]
+) -> None:
+    async def answer(liar: Liar, frame: Frame, message: dict[str, Any]) -> None:
+        said = ({"following": 1}, {"name": "a", "kind": "write"}, item)
+        lines = b"".join(pack_json(each) + b"\n" for each in said)
+        await liar.send(protocol.DATA, frame.stream, lines, flags=protocol.CHANNEL_ITEMS)
+
+    liar.hello, liar.answer = {"capabilities": ["follow_dir"]}, answer
+    client = await connect(tmp_path / "liar.sock", epoch=5, timeout_s=5)
+    async with client.follow_dir("/x") as events:
+        assert (await anext(events)).name == "a"
+        with pytest.raises(GuestFailed, match="no sense"):
+            await anext(events)
+    await client.aclose()
+
+
+async def test_an_agent_that_is_too_old_follows_no_folder(client: GuestClient) -> None:
+    with pytest.raises(HostNotReady, match="too old"):
+        async with client.follow_dir("/x"):
+            pass
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,19 @@ from torpor.base.aio import closing
 from torpor.model import SandboxId
 from torpor.sandboxes.port import EnginePort
 from torpor.server.query import GuestPath, check_path
-from torpor.server.replies import Reply, Streamed, json_line_error, streamed, to_json
-from torpor.server.routes.deps import FAILURES, Engine, streams
+from torpor.server.replies import (
+    Last,
+    Reply,
+    Streamed,
+    event_stream,
+    json_line_error,
+    sse,
+    streamed,
+    to_json,
+)
+from torpor.server.routes.deps import EVENTS, FAILURES, Engine, streams
 from torpor.server.wire_files import (
+    FileEventWire,
     FileListWire,
     FileWire,
     MkdirRequest,
@@ -160,6 +170,34 @@ async def _walk(
     ):
         async for info in infos:
             yield to_json(FileWire.of(info)) + b"\n"
+
+
+@router.get(
+    "/events",
+    response_class=Response,
+    responses=streams(EVENTS, "`following`, then `change` with a `FileEventWire`, `gone` last."),
+)
+async def follow_dir(
+    sandbox_id: str,
+    path: GuestPath,
+    engine: Engine,
+    recursive: Annotated[bool, Query(description="With all folders below it.")] = False,
+) -> Streamed:
+    """Stream what happens in a folder from now on, until it is removed or moved away."""
+    return await event_stream(_events(engine, SandboxId(sandbox_id), path, recursive))
+
+
+async def _events(
+    engine: EnginePort, sandbox_id: SandboxId, path: str, recursive: bool
+) -> AsyncGenerator[bytes, None]:
+    async with (
+        engine.guest(sandbox_id) as guest,
+        guest.follow_dir(path, recursive=recursive) as events,
+    ):
+        yield sse("following", {"path": path})
+        async for event in events:
+            yield sse("change", FileEventWire.of(event))
+    yield Last(sse("gone", {"path": path}))
 
 
 @router.get(
