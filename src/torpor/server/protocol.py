@@ -157,6 +157,10 @@ class Connection(H11Protocol):
 
     def _refuse(self, error: TorporError) -> None:
         """Answer with an error and close; where an answer is under way already, only close."""
+        cycle: RequestResponseCycle | None = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True  # its request has no answer but this one
+            cycle.message_event.set()
         reply = error_reply(error)
         reply.headers["connection"] = "close"
         try:
