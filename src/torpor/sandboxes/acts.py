@@ -21,9 +21,13 @@ from torpor.sandboxes.lifecycle import check_move, require_running
 from torpor.sandboxes.machine import SandboxMachine
 from torpor.sandboxes.room import check_start
 from torpor.sandboxes.volume_attach import release_all
+from torpor.sandboxes.volume_capture import sync_volumes
 from torpor.vmm.base import Vmm
 
 S = SandboxState
+
+_LAST_WORDS_S = 10.0
+"""For a machine that is deleted to write to its volumes what it has not written yet."""
 
 
 async def pause(m: SandboxMachine) -> None:
@@ -89,6 +93,12 @@ async def snapshot(m: SandboxMachine, wish: capture.Wish) -> Manifest:
     parts.quota.check(parts.layers, m.info.id)
     if state is S.HIBERNATED:
         manifest = comeback.sleeping_at(m)
+        if manifest.volumes and wish.volumes != "include":
+            raise WrongState(
+                f"sandbox {m.info.id} is hibernated; it cannot unmount its volumes",
+                hint="wake it first, or take the snapshot with volumes=include",
+                sandbox_id=m.info.id,
+            )
         await parts.memory_moves.follow_quietly(m.info.id)
         mark = await parts.memory_moves.mark(m.info)
         copy = capture.relabelled(m, manifest, wish, mark)
@@ -147,6 +157,7 @@ async def set_ttl(m: SandboxMachine, ttl_seconds: int | None, on_timeout: OnTime
 async def delete(m: SandboxMachine) -> None:
     """End the machine of a sandbox that is `deleting`, and remove all that it has."""
     reach("delete.intent")
+    await sync_volumes(m, within_s=_LAST_WORDS_S)
     await m.end_machine()
     reach("delete.ended")
     await release_all(m.parts, m.info.id)

@@ -13,7 +13,6 @@ from torpor.base.ids import new_id
 from torpor.db.volumes import VolumeRow
 from torpor.errors import InvalidRequest, TorporError, VmmFailed, WrongState
 from torpor.layers.manifest import Manifest, VolumePoint
-from torpor.model import SandboxState
 from torpor.model_volumes import VolumeHolder, VolumeId, VolumesMode
 from torpor.sandboxes import volume_attach
 from torpor.sandboxes.machine import SandboxMachine
@@ -201,11 +200,14 @@ async def asleep(m: SandboxMachine) -> None:
             )
 
 
-async def sync_volumes(m: SandboxMachine) -> None:
-    """Before a machine is ended for a rollback: have what it has not written yet written, if it answers."""
-    if m.info.state is SandboxState.RUNNING and m.parts.volumes.shelf.held_by(m.info.id):
-        with contextlib.suppress(TorporError, TimeoutError):
-            async with asyncio.timeout(_SYNC_S):
+async def sync_volumes(m: SandboxMachine, *, within_s: float = _SYNC_S) -> None:
+    """Before a machine is ended by a rollback or delete: have what it has not written yet written, if it answers."""
+    held = m.parts.volumes.shelf.held_by(m.info.id)
+    if m.vmm is None or all(holder.read_only for _, holder in held):
+        return
+    with contextlib.suppress(TorporError, TimeoutError):
+        async with asyncio.timeout(within_s):
+            if await m.vmm.status() == "running":
                 await (await m.guest()).sync()
 
 

@@ -22,7 +22,7 @@ from torpor.errors import (
     WrongState,
 )
 from torpor.model import RestoreSpec, SandboxInfo, SandboxState
-from torpor.sandboxes import volume_attach, volume_engine
+from torpor.sandboxes import acts, volume_attach, volume_engine
 from torpor.volumes.desk import Point
 from torpor.volumes.lease import in_state
 
@@ -311,6 +311,49 @@ def test_a_machine_that_booted_anew_has_its_volumes_before_anything_runs_in_it(
                 assert guest.calls.count("mount /data") == 1  # type: ignore[attr-defined]
                 assert guest.mounted == {"/data": False}  # type: ignore[attr-defined]
         assert holders(world) == [(one.id, "attached")]
+
+    play(scene)
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_what_a_deleted_machine_had_not_written_is_written(play: Play, read_only: bool) -> None:
+    async def scene(world: World) -> None:
+        await world.engine.volumes.create("data", 1)
+        one = await made(world, mount(read_only=read_only))
+        agent = world.connect.agents[-1]
+        await world.engine.delete(one.id)
+        assert ("sync" in agent.calls) is not read_only
+        two = await made(world, mount())
+        await world.engine.pause(two.id)
+        await world.engine.delete(two.id)
+        assert "sync" not in world.connect.agents[-1].calls, "it cannot"
+
+    play(scene)
+
+
+def test_a_machine_that_does_not_answer_is_deleted_all_the_same(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(world: World) -> None:
+        await world.engine.volumes.create("data", 1)
+        one = await made(world, mount())
+        monkeypatch.setattr(acts, "_LAST_WORDS_S", 0.05)
+        world.connect.agents[-1].sync = asyncio.Event().wait  # type: ignore[method-assign,assignment]
+        await world.engine.delete(one.id)
+        assert holders(world) == []
+
+    play(scene)
+
+
+def test_a_sleeper_cannot_take_its_volumes_off_for_a_snapshot(play: Play) -> None:
+    async def scene(world: World) -> None:
+        await world.engine.volumes.create("data", 1)
+        one = await made(world, mount())
+        await world.engine.hibernate(one.id)
+        for mode in ("detach", "keep-current"):
+            with pytest.raises(WrongState, match="cannot unmount"):
+                await world.engine.snapshot(one.id, volumes=mode)  # type: ignore[arg-type]
+        assert (await world.engine.snapshot(one.id)).volumes_mode == "include"
 
     play(scene)
 
