@@ -211,7 +211,8 @@ class FakeDriver:
             )
         except BaseException:
             os.kill(process.pid, signal.SIGKILL)
-            os.waitpid(process.pid, 0)
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+            proc._reap(process.pid)
             raise
         return FakeVmm(process, folder, self)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -201,6 +202,8 @@ async def _serve(options: Options, ready: _ReadyPipe) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
         log.info("torpord %s serves %s as process %d", __version__, home.root, os.getpid())
+        gc.freeze()  # what serves is never garbage
+        gc.enable()
         ready.tell("ready")
         await stop.wait()
         log.info("stopping; machines run on")

@@ -340,7 +340,9 @@ def test_folders_without_a_row_go_and_one_bad_sandbox_stops_no_other(play: Play)
         stranger = world.home.sandboxes / ("sbx_" + "z" * 20)
         stranger.mkdir()
         await world.engine.aclose()
-        os.kill(world_pid(world, bad), signal.SIGKILL)
+        process = world.driver._found(world.folder(bad.id))
+        assert process is not None
+        await process.kill()
         (world.folder(bad.id) / "vmm.json").write_text('{"pid": 1, "started_ticks": 0}')
         world.engine = world.new_engine()
         await world.engine.start()
@@ -349,12 +351,6 @@ def test_folders_without_a_row_go_and_one_bad_sandbox_stops_no_other(play: Play)
         assert (await world.engine.get(bad.id)).state is S.FAILED
 
     play(scene)
-
-
-def world_pid(world: World, info: SandboxInfo) -> int:
-    found = world.driver._found(world.folder(info.id))
-    assert found is not None
-    return found.pid
 
 
 def test_a_lost_channel_is_connected_anew(play: Play) -> None:
