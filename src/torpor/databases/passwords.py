@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 from torpor.base.fsio import fsync_dir, make_private_dir, write_atomic
 from torpor.errors import DataDamaged
+from torpor.layers.space import full_disk_told
 from torpor.model_databases import DATABASE, LOOPBACK, USERNAME, DatabaseId
 
 _BYTES = 24
@@ -50,9 +51,10 @@ class Passwords:
         self._folder = folder
 
     def write(self, database_id: DatabaseId, password: str) -> None:
-        """Keep a password, in place of an earlier one."""
-        make_private_dir(self._folder)
-        write_atomic(self._path(database_id), password.encode("ascii") + b"\n", mode=0o600)
+        """Keep a password, in place of an earlier one. Raises `InsufficientResources` when the disk is full."""
+        with full_disk_told(f"the password of {database_id}"):
+            make_private_dir(self._folder)
+            write_atomic(self._path(database_id), password.encode("ascii") + b"\n", mode=0o600)
 
     def read(self, database_id: DatabaseId) -> str:
         """Return the password.

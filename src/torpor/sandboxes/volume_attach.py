@@ -427,7 +427,9 @@ async def _thawed(guest: Guest) -> bool:
 async def _note(m: SandboxMachine, volume_id: VolumeId, slot: int) -> None:
     vmm = m.running_vmm()
     newest = (await vmm.volumes()).get(slot) if await vmm.status() != "ended" else None
-    await resolve_switch(m.parts, volume_id, newest)
+    row = m.parts.volumes.shelf.find(volume_id)
+    if row is not None and row.held_by(m.info.id):  # else its machine ended, and another has it
+        await resolve_switch(m.parts, volume_id, newest)
 
 
 async def settle(m: SandboxMachine) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
 import hmac
 from pathlib import Path
 
 import pytest
 
+from torpor.databases import passwords
 from torpor.databases.passwords import Passwords, new_password, url_of, verifier_of
-from torpor.errors import DataDamaged
+from torpor.errors import DataDamaged, InsufficientResources
 from torpor.model_databases import DatabaseId
 
 ONE = DatabaseId("db_00000000000000000001")
@@ -60,3 +62,18 @@ def test_passwords_are_long_and_differ_and_fit_a_url() -> None:
     some = {new_password() for _ in range(100)}
     assert len(some) == 100
     assert all(len(p) == 32 and p in url_of(p, 1) for p in some)
+
+
+def test_a_full_disk_is_told_and_the_password_is_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, old = Passwords(tmp_path / "databases"), new_password()
+    kept.write(ONE, old)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(passwords, "write_atomic", full)
+    with pytest.raises(InsufficientResources, match=ONE):
+        kept.write(ONE, new_password())
+    assert kept.read(ONE) == old

@@ -154,6 +154,32 @@ def test_a_delete_that_is_refused_deletes_no_snapshot(play: Play) -> None:
     play(scene)
 
 
+def test_who_died_in_a_snapshot_does_not_speak_for_who_has_the_volume_now(play: Play) -> None:
+    async def scene(world: World) -> None:
+        await world.engine.volumes.create("data", 1)
+        one, two = await made(world, mount()), await world.create()
+        gate = world.driver.block["switch_volume"] = asyncio.Event()
+        world.driver.fail_once["switched_volume"] = VmmFailed("the machine ended")
+        taking = asyncio.ensure_future(world.engine.volumes.snapshot("data"))
+        await world.driver.until("switch_volume")
+        os.kill(world.vmm(one.id).process.pid, signal.SIGKILL)
+        async with asyncio.timeout(10):
+            while await world.vmm(one.id).status() != "ended":
+                await asyncio.sleep(0.005)
+        await world.engine.volumes.attach(two.id, mount())
+        desk = world.engine._parts.volumes
+        path = await desk.new_overlay("lyr_0000000000000000000n", GIB)
+        before = await desk.shelf.change(  # it is about to switch
+            row(world).id, lambda r: replace(r, layers=replace(r.layers, next_active=path.stem))
+        )
+        gate.set()
+        with pytest.raises(TorporError):
+            await taking
+        assert row(world) == before
+
+    play(scene)
+
+
 # ---- what was not written down ----
 
 
