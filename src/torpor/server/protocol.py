@@ -9,8 +9,10 @@ from typing import Any
 import h11
 from typing_extensions import override
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import Frame
+from websockets.http11 import Request
 
 from torpor.errors import InvalidRequest, OperationTimeout, RateLimited, TorporError
 from torpor.server import limits
@@ -182,9 +184,20 @@ class Socket(WebSocketsSansIOProtocol):
     """One WebSocket of ours. What comes between a client's messages takes no memory without end."""
 
     @override
+    def handle_connect(self, event: Request) -> None:
+        super().handle_connect(event)
+        if not self.handshake_complete:
+            self.transport.pause_reading()  # a client has nothing to say before it is answered
+
+    @override
     async def send(self, message: Any) -> None:
+        kind = message["type"]
+        if kind == "websocket.send" and (self.close_sent or self.transport.is_closing()):
+            raise ClientDisconnected  # it is gone, or broke the protocol's rules and was told so
         await super().send(message)
-        if message["type"] == "websocket.http.response.body" and not message.get("more_body"):
+        if kind == "websocket.accept":
+            self.transport.resume_reading()
+        elif kind == "websocket.http.response.body" and not message.get("more_body"):
             self.handshake_complete = True  # else each refusal is an error in the log
 
     @override

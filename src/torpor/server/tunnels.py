@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
+from uvicorn.protocols.utils import ClientDisconnected
 
 from torpor.base.aio import both
 from torpor.errors import InvalidRequest, TorporError, error_to_wire
@@ -82,7 +83,7 @@ async def received(websocket: WebSocket) -> bytes | dict[str, object]:
 
 async def tell_failure(websocket: WebSocket, failure: Exception) -> None:
     """Tell a client what went wrong: as the answer to its handshake, or as the last message."""
-    if isinstance(failure, (HungUp, WebSocketDisconnect)):
+    if isinstance(failure, (HungUp, WebSocketDisconnect, ClientDisconnected)):
         return
     error = failure if isinstance(failure, TorporError) else as_torpor_error(failure)
     if websocket.application_state is WebSocketState.CONNECTING:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
 import hashlib
@@ -9,10 +10,11 @@ import json
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -390,6 +392,50 @@ def test_a_message_that_is_too_large_ends_the_tunnel(home: Home, rest: Rest) -> 
         send(tunnel)
 
 
+def handshake(path: str, host: str, **headers: str) -> bytes:
+    """Return the request for a WebSocket."""
+    lines = [f"GET {path} HTTP/1.1", f"Host: {host}", "Connection: Upgrade", "Upgrade: websocket"]
+    lines += ["Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA=="]
+    lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+def errors_in(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return what was logged as an error; what clients do is none."""
+    return [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
+
+
+def test_what_comes_before_the_answer_waits_for_it(
+    home: Home, rest: Rest, server: ServerThread, caplog: pytest.LogCaptureFixture
+) -> None:
+    with echoing() as port, socket.socket(socket.AF_UNIX) as link:
+        sandbox = rest.create()
+        guest, may_open = server.guest(sandbox), asyncio.Event()
+        open_port = guest.open_port
+
+        @contextlib.asynccontextmanager
+        async def open_late(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+            await may_open.wait()
+            async with open_port(*args, **kwargs) as stream:
+                yield stream
+
+        guest.open_port = open_late
+        link.settimeout(10)
+        link.connect(str(home.socket))
+        link.sendall(handshake(f"/v1/sandboxes/{sandbox}/ports/{port}/tunnel", "torpor"))
+        for frame in (b"\x89\x80\0\0\0\0", b"\xf3\xf3\xf3"):  # a ping, and what is no frame
+            server.run(asyncio.sleep(0.05))
+            link.sendall(frame)
+        server.run(asyncio.sleep(0.05))
+        server.loop.call_soon_threadsafe(may_open.set)
+        answer = link.makefile("rb").read()
+    assert answer.startswith(b"HTTP/1.1 101 ")
+    pong, closing, protocol_error = b"\x8a\x00", b"\x88", (1002).to_bytes(2, "big")
+    assert answer.partition(b"\r\n\r\n")[2].startswith(pong + closing)
+    assert protocol_error in answer
+    assert errors_in(caplog) == []
+
+
 @pytest.mark.parametrize(
     ("first", "frame"),
     [(b"", b"\x89\xfd\0\0\0\0" + bytes(125)), (b"\x02\x80\0\0\0\0", b"\x00\x80\0\0\0\0")],
@@ -400,12 +446,9 @@ def test_frames_without_end_take_no_memory_without_end(
 ) -> None:
     with echoing() as port, socket.socket(socket.AF_UNIX) as link:
         sandbox = rest.create()
-        head = f"GET /v1/sandboxes/{sandbox}/ports/{port}/tunnel HTTP/1.1\r\nHost: torpor\r\n"
-        head += "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
-        head += "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
         link.settimeout(10)
         link.connect(str(home.socket))
-        link.sendall(head.encode())
+        link.sendall(handshake(f"/v1/sandboxes/{sandbox}/ports/{port}/tunnel", "torpor"))
         assert link.recv(1000).startswith(b"HTTP/1.1 101 ")
         link.sendall(first)
         many = frame * (65536 // len(frame))
@@ -679,6 +722,30 @@ def test_web_sockets_go_through(preview: Preview) -> None:
     with web_socket(preview, "/ws", cookie=cookie) as echo:
         echo.send("by cookie")
         assert echo.recv() == "by cookie"
+
+
+def test_browsers_that_hang_up_are_no_errors_of_ours(
+    preview: Preview, caplog: pytest.LogCaptureFixture
+) -> None:
+    address = ("127.0.0.1", int(preview.tcp.url.rpartition(":")[2]))
+    tunnel = f"/v1/sandboxes/{preview.id}/ports/{preview.port}/tunnel"
+    bearer = f"Bearer {preview.token}"
+    frames = (b"\x82\xfe\x40\0\0\0\0\0" + bytes(16384)) * 20
+    for heads in (
+        handshake("/ws", preview.name, x_torpor_token=preview.token),
+        handshake(tunnel, "localhost", authorization=bearer),
+    ):
+        for number in range(20):
+            with socket.create_connection(address, timeout=10) as link:
+                link.sendall(heads)
+                if number % 2:
+                    link.recv(10)
+                    link.sendall(frames)
+                linger = struct.pack("ii", 1, 0)
+                link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    assert preview.get("/", x_torpor_token=preview.token).status_code == 200
+    preview.tcp.server.run(asyncio.sleep(0.3))
+    assert errors_in(caplog) == []
 
 
 def test_web_sockets_without_leave_are_refused(preview: Preview) -> None:

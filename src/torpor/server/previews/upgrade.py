@@ -105,6 +105,8 @@ class Upgrades:
             async with self._previews.opened(target, admitted) as port:
                 await exchange.run(port, admitted)
             writer.close()
+        except ConnectionError:  # the browser is gone: what goes wrong in the machine has errors of its own
+            exchange.was_cut = True
         except Exception as exc:  # noqa: BLE001 - whatever it was: it is answered if it can be, and else cut
             await exchange.fail(as_torpor_error(exc))
         finally:
@@ -209,7 +211,7 @@ class _Exchange:
             self.size += len(data)
             self._writer.write(data)
             await self._writer.drain()
-        if self._writer.can_write_eof():
+        with contextlib.suppress(OSError):  # the browser is gone
             self._writer.write_eof()
 
 
