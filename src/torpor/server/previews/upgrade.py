@@ -105,7 +105,9 @@ class Upgrades:
             async with self._previews.opened(target, admitted) as port:
                 await exchange.run(port, admitted)
             writer.close()
-        except ConnectionError:  # the browser is gone: what goes wrong in the machine has errors of its own
+        except (
+            ConnectionError
+        ):  # the browser is gone: what goes wrong in the machine has errors of its own
             exchange.was_cut = True
         except Exception as exc:  # noqa: BLE001 - whatever it was: it is answered if it can be, and else cut
             await exchange.fail(as_torpor_error(exc))
