@@ -34,6 +34,7 @@ def test_commands(sandbox: Sandbox) -> None:
     found = sandbox.commands.run("echo hi; err oh", on_stdout=heard.append, envs={"A": "b"})
     assert (found.stdout, found.stderr, found.exit_code) == ("hi\n", "oh\n", 0)
     assert heard == ["hi\n"]
+    assert "A=b\n" in sandbox.commands.run("env", envs={"A": "b"}).stdout
     with pytest.raises(CommandFailed) as caught:
         sandbox.commands.run("echo so; exit 3")
     assert (caught.value.facts["exit_code"], caught.value.facts["stdout"]) == (3, "so\n")
