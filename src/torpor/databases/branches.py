@@ -105,7 +105,8 @@ class Branches:
                 password = new_password()
                 await asyncio.to_thread(self.rooms.passwords.write, row.id, password)
                 row = await self._begun(source, row, base, spec.target_time, progress)
-                return await self.making.opened(row, password, progress)
+                known = await asyncio.to_thread(self.rooms.passwords.find, source.id)
+                return await self.making.opened(row, password, progress, known=known)
             except BaseException:
                 await finish(self.making.undo(row.id), within_s=_END_S)
                 raise

@@ -124,6 +124,8 @@ class Lives:
     async def _needs_work(self, row: DatabaseRow) -> bool:
         if row.state == "deleting":
             raise WrongState(f"database {row.name} is being deleted", database=row.name)
+        if row.state == "creating":  # nobody has its port but who makes it
+            return False
         return not row.is_password_set or await self.machine_of(row) is None
 
     async def raised(self, row: DatabaseRow) -> DatabaseRow:

@@ -16,7 +16,7 @@ from torpor.databases.lives import Lives, Rooms, metadata_of
 from torpor.databases.passwords import new_password, verifier_of
 from torpor.databases.seeds import Seeds
 from torpor.db.databases import DatabaseRow
-from torpor.errors import DataDamaged, InvalidRequest, NotFound, SnapshotUnusable
+from torpor.errors import DataDamaged, InvalidRequest, NotFound, SnapshotUnusable, TorporError
 from torpor.model import RestoreSpec, SandboxId, SnapshotId, TemplateInfo
 from torpor.model_databases import (
     LEAST_BYTES,
@@ -67,11 +67,13 @@ class Making:
     ) -> DatabaseRow:
         password = new_password()
         await asyncio.to_thread(self.rooms.passwords.write, row.id, password)
+        known = None
         if (row.ram_mib, row.vcpus) == (template.ram_mib, template.vcpus):
             row = await self._from_seed(row, template, progress)
+            known = await self.seeds.password()
         else:
             row = await self._booted(row, progress)
-        return await self.opened(row, password, progress)
+        return await self.opened(row, password, progress, known=known)
 
     async def _from_seed(
         self, row: DatabaseRow, template: TemplateInfo, progress: Progress
@@ -118,22 +120,51 @@ class Making:
         await self.lives.boot(row)
         return row
 
-    async def opened(self, row: DatabaseRow, password: str, progress: Progress) -> DatabaseRow:
-        """Give a database its password, its port and its first snapshot, and see that it answers."""
+    async def opened(
+        self, row: DatabaseRow, password: str, progress: Progress, *, known: str | None
+    ) -> DatabaseRow:
+        """Give a database its password, its port and its first snapshot, and see that it answers.
+
+        `known` is the password that the server has until then, if it has one that is known.
+        """
         progress(DatabaseStep("password", "giving it a password of its own"))
         shelf, engine = self.rooms.shelf, self.rooms.engine
-        async with engine.guest(SandboxId(str(row.sandbox_id))) as guest:
-            wal_file = await server.begin_anew(guest, verifier_of(password))
-        point = await engine.volumes.snapshot(str(row.volume_id))
-        first = DatabaseSnapshot(id=point.id, label=None, at=point.created_at, wal_file=wal_file)
-        await shelf.change(row.id, lambda r: replace(r, is_password_set=True, snapshots=(first,)))
-        progress(DatabaseStep("connection", "waiting for the answer to a query"))
         port = await self.forwards.listen(row.id, None)
-        row = await shelf.change(row.id, lambda r: replace(r, port=port))
-        version = await query.server_version(password, port)
-        return await shelf.change(
-            row.id, lambda r: replace(r, state="ready", server_version=version)
-        )
+        wal_file = await self._begun_anew(row, verifier_of(password), port, known)
+        row = await shelf.change(row.id, lambda r: replace(r, is_password_set=True, port=port))
+        progress(DatabaseStep("connection", "waiting for the answer to a query"))
+
+        async def keep_point() -> None:
+            point = await engine.volumes.snapshot(str(row.volume_id))
+            first = DatabaseSnapshot(
+                id=point.id, label=None, at=point.created_at, wal_file=wal_file
+            )
+            await shelf.change(row.id, lambda r: replace(r, snapshots=(first,)))
+
+        async def ask() -> None:
+            version = await query.server_version(password, port)
+            await shelf.change(row.id, lambda r: replace(r, server_version=version))
+            async with engine.guest(SandboxId(str(row.sandbox_id))) as guest:
+                await server.empty_archive(guest)
+
+        # neither is broken off when the other fails
+        for end in await asyncio.gather(keep_point(), ask(), return_exceptions=True):
+            if isinstance(end, BaseException):
+                raise end
+        return await shelf.change(row.id, lambda r: replace(r, state="ready"))
+
+    async def _begun_anew(
+        self, row: DatabaseRow, verifier: str, port: int, known: str | None
+    ) -> str:
+        """Make the server's password ours, and return the segment of the log that its first snapshot needs.
+
+        A program in the machine takes a second where its CPU is emulated, so it is asked through its port.
+        """
+        if known is not None:
+            with contextlib.suppress(TorporError):  # somebody changed the password in the server
+                return await query.begin_anew(known, port, verifier)
+        async with self.rooms.engine.guest(SandboxId(str(row.sandbox_id))) as guest:
+            return await server.begin_anew(guest, verifier)
 
     async def undo(self, database_id: DatabaseId, *, keep_volume: bool = False) -> None:
         """Remove all of a database: port, machine, volume, password, and at last its row. Can be done again."""

@@ -76,6 +76,13 @@ class Passwords:
             )
         return text
 
+    def find(self, database_id: DatabaseId) -> str | None:
+        """Return the password; None when there is none that can be read."""
+        try:
+            return self.read(database_id)
+        except DataDamaged:
+            return None
+
     def remove(self, database_id: DatabaseId) -> None:
         """Forget a password, if there is one."""
         try:

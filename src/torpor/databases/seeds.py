@@ -15,9 +15,10 @@ from torpor.base.ids import is_id, new_id
 from torpor.base.units import GIB
 from torpor.databases import server
 from torpor.databases.lives import Rooms
+from torpor.databases.passwords import new_password, verifier_of
 from torpor.errors import NotFound, TorporError
 from torpor.model import SandboxId, SandboxSpec, SnapshotId, SnapshotInfo, TemplateInfo
-from torpor.model_databases import LEAST_BYTES, DatabaseStep, Progress
+from torpor.model_databases import LEAST_BYTES, DatabaseId, DatabaseStep, Progress
 from torpor.model_volumes import VolumeMount
 
 _MARK: Final = "database_seed"
@@ -26,6 +27,8 @@ _HOLDER: Final = "databases"
 _REASON: Final = "new databases begin from it"
 """Metadata is anybody's; that a snapshot is protected for this, nobody else can say."""
 _VOLUME: Final = "postgres-seed-"
+_SEED: Final = DatabaseId("seed")
+"""What its password is kept for."""
 _END_S: Final = 120.0
 
 
@@ -79,6 +82,10 @@ class Seeds:
             except TorporError as exc:  # somebody begins from it now; the next turn may do better
                 self._rooms.report(f"seed {snapshot.id}", exc)
 
+    async def password(self) -> str | None:
+        """Return the password of a machine that was restored from the seed; an older version's seed has none."""
+        return await asyncio.to_thread(self._rooms.passwords.find, _SEED)
+
     async def _take(self, template: TemplateInfo) -> SnapshotId:
         sandbox_id = SandboxId(new_id("sbx"))
         name = _VOLUME + sandbox_id.removeprefix("sbx_")
@@ -95,6 +102,9 @@ class Seeds:
             )
             async with self._engine.guest(sandbox_id) as guest:
                 await server.start(guest)
+                password = new_password()
+                await asyncio.to_thread(self._rooms.passwords.write, _SEED, password)
+                await server.set_password(guest, verifier_of(password))
                 await server.checkpoint(guest)
             made = await self._engine.snapshot(
                 sandbox_id, metadata={_MARK: template.digest}, volumes="include"

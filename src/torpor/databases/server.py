@@ -35,7 +35,8 @@ _END_SESSIONS = (
     "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity"
     " WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
 )
-_CHECKPOINT = "SELECT pg_walfile_name(redo_lsn) FROM pg_control_checkpoint()"
+_REDO = "SELECT pg_walfile_name(redo_lsn) FROM pg_control_checkpoint()"
+"""The segment of the log that a recovery from now on would begin with."""
 
 
 async def run(
@@ -110,24 +111,36 @@ def _password(verifier: str) -> str:
 
 async def checkpoint(guest: Guest) -> str:
     """Write all to the volume; return the segment of the log that a recovery from here begins with."""
-    return _segment(await sql(guest, "CHECKPOINT", _CHECKPOINT))
+    return segment(await sql(guest, "CHECKPOINT", _REDO))
 
 
-def _segment(text: str) -> str:
+def segment(text: str) -> str:
+    """Return the name of a segment of the log, as PostgreSQL says it. Raises `GuestFailed` for what is none."""
     found = text.strip()
     if len(found) != 24 or set(found) - set("0123456789ABCDEF"):
         raise GuestFailed(f"PostgreSQL names a segment of its log {found[:80]!r}")
     return found
 
 
-async def begin_anew(guest: Guest, verifier: str) -> str:
-    """Make a copied server a database of its own: its password, no sessions of others, an empty archive.
+def anew(verifier: str) -> tuple[str, ...]:
+    """Return the statements that make a copied server a database of its own; the last returns a segment of the log.
 
-    Returns the segment of the log that a recovery begins with.
+    That is the one that a recovery from a snapshot begins with which is taken from now on. No checkpoint is made for
+    it: after an older one a recovery has more to replay, and a clone is not kept waiting for what others wrote.
     """
-    statements = (_password(verifier), _END_SESSIONS, "CHECKPOINT", _CHECKPOINT)
-    program = f"rm -rf {PLACE}/archive/* && exec {shlex.join(_psql(statements))}"
-    return _segment((await run(guest, program, user="postgres")).rpartition("\n")[2])
+    return (_password(verifier), _END_SESSIONS, _REDO)
+
+
+async def begin_anew(guest: Guest, verifier: str) -> str:
+    """Make a copied server whose password is not known a database of its own; see `anew`. Returns the segment."""
+    return segment((await sql(guest, *anew(verifier))).rpartition("\n")[2])
+
+
+async def empty_archive(guest: Guest) -> None:
+    """Remove what a copied server's archive holds: another's log."""
+    for file in await guest.list_dir(f"{PLACE}/archive"):
+        with contextlib.suppress(NotFound):  # the archive made room meanwhile
+            await guest.remove(file.path)
 
 
 async def mark(guest: Guest) -> datetime:

@@ -30,6 +30,7 @@ from torpor.model_volumes import VolumeHolder, VolumeId, VolumeMount, VolumeUsag
 from torpor.sandboxes.lifecycle import WITH_MACHINE, require_running
 from torpor.sandboxes.machine import SandboxMachine
 from torpor.sandboxes.parts import Parts
+from torpor.sandboxes.standstill import through_standstills
 from torpor.vmm.base import VOLUME_SLOTS, VolumeDisk
 from torpor.volumes.desk import Point
 from torpor.volumes.lease import check_free_path, check_path, free_slot, in_state, released, taken
@@ -164,14 +165,15 @@ async def plug(
     """Give the machine a volume that it has the lease of, and mount it."""
     await m.running_vmm().attach_volume(disk_of(m.parts, row, holder))
     reach("attach.plugged")
-    usage = await m.until_end(
+    usage = await through_standstills(
+        m,
         guest.mount_volume(
             holder.path,
             slot=holder.slot,
             serial=holder.serial,
             read_only=holder.read_only,
             repair=repair,
-        )
+        ),
     )
     reach("attach.mounted")
     return usage
@@ -233,7 +235,7 @@ async def part(
 ) -> VolumeUsage | None:
     """Unmount a volume and unplug it; the lease stays. After a failure it is attached as before."""
     try:
-        usage = await m.until_end(guest.unmount_volume(holder.path, slot=holder.slot))
+        usage = await through_standstills(m, guest.unmount_volume(holder.path, slot=holder.slot))
     except Conflict as exc:
         await _state(m, volume_id, "attached")
         raise Busy(
@@ -375,8 +377,8 @@ async def grow(m: SandboxMachine, volume_id: VolumeId, size_bytes: int) -> None:
     reach("grow.intent")
     await m.running_vmm().resize_volume(holder.slot, size_bytes)
     reach("grow.resized")
-    usage = await m.until_end(
-        guest.grow_volume(holder.path, slot=holder.slot, serial=holder.serial)
+    usage = await through_standstills(
+        m, guest.grow_volume(holder.path, slot=holder.slot, serial=holder.serial)
     )
     await _used(m.parts, volume_id, usage)
     reach("grow.outcome")

@@ -15,8 +15,6 @@ from tests.contract.api.test_cli import Cli
 from tests.fakes.serving import ServerThread
 from tests.unit.databases.test_desk import Machine
 from torpor import AsyncDatabase, Database
-from torpor.databases import query
-from torpor.databases import server as postgres
 from torpor.errors import Conflict, GuestFailed, InvalidRequest, NotFound, OutsideArchive
 from torpor.model_databases import DatabaseState, DatabaseStep
 from torpor.server.wire_databases import DatabaseListWire, DatabaseWire
@@ -27,11 +25,7 @@ def machine(server: ServerThread, monkeypatch: pytest.MonkeyPatch) -> Iterator[M
     """What is asked of the databases' machines; whatever a test leaves is deleted."""
     found = Machine()
 
-    async def version(_password: str, _port: int) -> str:
-        return "17.6"
-
-    monkeypatch.setattr(postgres, "run", found.run)
-    monkeypatch.setattr(query, "server_version", version)
+    found.stand_in(monkeypatch)
     yield found
     found.fails_at = None
     for database in Database.list():

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
+import hmac
 import re
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -58,6 +62,8 @@ class Machine:
         self.asked: list[str] = []
         self.fails_at: str | None = None
         self.verifiers: list[str] = []
+        self.queries: list[str] = []
+        self.emptied = 0
 
     async def run(
         self, _guest: Guest, command: object, *, user: str = "root", timeout_s: float = 0
@@ -70,19 +76,41 @@ class Machine:
             self.verifiers += re.findall(r"SCRAM-SHA-256\$[^' ]+", text)
         return WAL
 
+    async def ask(self, password: str, _port: int, statements: Sequence[str]) -> str:
+        """Answer a client that has a password which some server here was given."""
+        if self.fails_at == "query":
+            raise TorporError("the database does not answer")
+        if not any(is_of(password, verifier) for verifier in self.verifiers):
+            raise TorporError("the database does not answer: password authentication failed")
+        self.queries += statements
+        for text in statements:
+            self.verifiers += re.findall(r"SCRAM-SHA-256\$[^' ]+", text)
+        return "17.6" if "server_version" in statements[-1] else WAL
+
+    async def empty_archive(self, _guest: Guest) -> None:
+        """Note that it was asked for."""
+        self.emptied += 1
+
+    def stand_in(self, patch: pytest.MonkeyPatch) -> None:
+        """Be what is asked, in the place of a real server and its machine."""
+        patch.setattr(server, "run", self.run)
+        patch.setattr(server, "empty_archive", self.empty_archive)
+        patch.setattr(query, "ask", self.ask)
+
+
+def is_of(password: str, verifier: str) -> bool:
+    """Return whether a SCRAM verifier is that of a password."""
+    _, salted, keys = verifier.split("$")
+    rounds, _, salt = salted.partition(":")
+    key = hashlib.pbkdf2_hmac("sha256", password.encode(), base64.b64decode(salt), int(rounds))
+    stored = hashlib.sha256(hmac.digest(key, b"Client Key", "sha256")).digest()
+    return base64.b64decode(keys.partition(":")[0]) == stored
+
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     found = Machine()
-
-    async def version(_password: str, _port: int) -> str:
-        found.asked.append("query")
-        if found.fails_at == "query":
-            raise TorporError("the database does not answer")
-        return "17.6"
-
-    monkeypatch.setattr(server, "run", found.run)
-    monkeypatch.setattr(query, "server_version", version)
+    found.stand_in(monkeypatch)
     return found
 
 
@@ -352,3 +380,21 @@ async def test_attaching_to_what_has_ended_is_refused(desk: DatabaseDesk, engine
     with pytest.raises(NotFound):
         await desk.detach("shop", sandbox.id)
     assert (await desk.get("shop")).attachments == ()
+
+
+async def test_an_archive_is_emptied_of_what_is_there_and_goes() -> None:
+    class Archive:
+        """What a guest says of a folder from which one file goes by itself."""
+
+        removed: list[str] = []  # noqa: RUF012
+
+        async def list_dir(self, path: str) -> list[SimpleNamespace]:
+            return [SimpleNamespace(path=f"{path}/{name}") for name in ("1", "2", "3.part")]
+
+        async def remove(self, path: str) -> None:
+            if path.endswith("2"):
+                raise NotFound(path)
+            self.removed.append(path)
+
+    await server.empty_archive(Archive())  # type: ignore[arg-type]
+    assert Archive.removed == ["/srv/postgres/archive/1", "/srv/postgres/archive/3.part"]

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from tests.fakes.driver import FakeAgent
-from tests.unit.databases.test_desk import Machine
+from tests.unit.databases.test_desk import Machine, is_of
 from tests.unit.sandboxes.world import Play, World, play
 from torpor.base.units import GIB
-from torpor.databases import query, server
+from torpor.databases import server
 from torpor.databases.branches import Branches, CloneSpec
 from torpor.databases.desk import DatabaseDesk
 from torpor.databases.making import Making
@@ -29,6 +29,7 @@ from torpor.errors import (
     InsufficientResources,
     NotFound,
     OutsideArchive,
+    TorporError,
     VolumeHeld,
 )
 from torpor.guest.port import Guest
@@ -62,12 +63,8 @@ class Server(Machine):
 def machine(monkeypatch: pytest.MonkeyPatch) -> Server:
     found = Server()
 
-    async def version(_password: str, _port: int) -> str:
-        return "17.6"
-
     monkeypatch.setattr(server, "TEMPLATE", "base")
-    monkeypatch.setattr(server, "run", found.run)
-    monkeypatch.setattr(query, "server_version", version)
+    found.stand_in(monkeypatch)
     monkeypatch.setattr(volume_engine, "free_bytes", lambda _: 1 << 50)
     return found
 
@@ -147,17 +144,37 @@ def test_creates_begin_at_one_seed_and_share_nothing_that_is_written(
 
 
 def test_a_clone_of_a_running_one_leaves_no_snapshot_that_holds_it(
-    scene: Callable[[Scene], None],
+    scene: Callable[[Scene], None], machine: Server
 ) -> None:
     async def work(world: World, desk: DatabaseDesk) -> None:
         source = await desk.create(DatabaseSpec(name="one"))
+        asked = len(machine.asked)
         clone = await desk.clone("one", CloneSpec(name="copy", size_bytes=2 * GIB))
+        assert not any("ALTER ROLE" in text for text in machine.asked[asked:]), (
+            "the password was set through its port"
+        )
         assert clone.parent == source.id
         assert clone.size_bytes == 2 * GIB
         assert not set(names(clone)) & set(names(source))
         assert [s for s in await world.engine.snapshots() if s.reason == "fork"] == []
+        assert machine.emptied == 2, "another's log is not its own"
         await desk.delete("one")
         assert (await desk.get("copy")).state is D.RUNNING
+
+    scene(work)
+
+
+def test_a_clone_of_one_whose_password_was_changed_in_it(
+    scene: Callable[[Scene], None], machine: Server
+) -> None:
+    async def work(_: World, desk: DatabaseDesk) -> None:
+        await desk.create(DatabaseSpec(name="one"))
+        machine.verifiers.clear()  # ALTER ROLE by a client: ours is none of the server's any more
+        machine.queries.clear()
+        await desk.clone("one", CloneSpec(name="copy"))
+        assert not any("ALTER ROLE" in text for text in machine.queries)
+        password = (await desk.url("copy")).partition("@")[0].rpartition(":")[2]
+        assert is_of(password, machine.verifiers[-1]), "it was set from inside its machine"
 
     scene(work)
 
@@ -438,7 +455,7 @@ def test_a_time_at_the_ends_of_time_is_outside(scene: Callable[[Scene], None], t
     scene(work)
 
 
-@pytest.mark.parametrize("at", ["CHECKPOINT", "recovery_target_time"])
+@pytest.mark.parametrize("at", ["query", "recovery_target_time"])
 def test_the_next_daemon_undoes_what_one_died_in(play: Play, machine: Server, at: str) -> None:
     async def main(world: World) -> None:
         async def nothing(*_: object, **__: object) -> None:
@@ -454,10 +471,10 @@ def test_the_next_daemon_undoes_what_one_died_in(play: Play, machine: Server, at
                 patch.setattr(Branches, "_drop_log", nothing)
                 begun = (
                     desk.create(DatabaseSpec(name="two"))
-                    if at == "CHECKPOINT"
+                    if at == "query"
                     else desk.clone("one", CloneSpec(name="two", target_time=then))
                 )
-                with pytest.raises(GuestFailed):
+                with pytest.raises(TorporError, match=r"does not answer|refused"):
                     await begun
             assert (await desk.get("two")).state is D.CREATING
         machine.fails_at = None
@@ -465,7 +482,7 @@ def test_the_next_daemon_undoes_what_one_died_in(play: Play, machine: Server, at
             assert [d.name for d in await desk.list()] == ["one"]
             found = {v.name for v in await world.engine.volumes.list()}
             assert {n for n in found if n.startswith("db-")} == {"db-one"}
-            assert len(list(world.home.databases.iterdir())) == 1
+            assert len(list(world.home.databases.glob("db_*"))) == 1
             await desk.delete("one")
 
     play(main)

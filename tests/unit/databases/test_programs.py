@@ -29,9 +29,9 @@ class Place:
         self.disk(size_kib=1 << 20, left_kib=1 << 19)
 
     def disk(self, *, size_kib: int, left_kib: int) -> None:
-        """Let `df` say that."""
-        program = self.tools / "df"
-        program.write_text(f"#!/bin/sh\necho 1K-blocks Avail\necho {size_kib} {left_kib}\n")
+        """Let `stat -f` say that."""
+        program = self.tools / "stat"
+        program.write_text(f"#!/bin/sh\necho {size_kib // 4} {left_kib // 4} 4096\n")
         program.chmod(0o755)
 
     def run(self, name: str, *args: str) -> subprocess.CompletedProcess[str]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.fakes.driver import FakeAgent
 from tests.unit.sandboxes.world import Play, World
 from torpor.base.units import GIB
 from torpor.errors import (
@@ -27,7 +28,7 @@ from torpor.errors import (
 )
 from torpor.model import RestoreSpec, SandboxId, SandboxInfo, SandboxState, SnapshotId
 from torpor.model_volumes import VolumeMount
-from torpor.sandboxes import volume_engine
+from torpor.sandboxes import standstill, volume_engine
 from torpor.volumes.lease import in_state
 from torpor.volumes.quota import VolumeQuota
 
@@ -657,6 +658,42 @@ def test_growing(play: Play) -> None:
         await volumes.attach(two.id, mount(read_only=True))
         with pytest.raises(VolumeHeld, match="made larger"):
             await volumes.grow("data", 5)
+
+    play(scene)
+
+
+def test_growing_lets_a_machine_go_on_that_a_full_disk_had_stopped(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[bool] = []
+    grow_volume = FakeAgent.grow_volume
+
+    async def scene(world: World) -> None:
+        await world.engine.volumes.create("data", 1)
+        one = await made(world, mount())
+        vmm = world.vmm(one.id)
+
+        async def stopped(self: FakeAgent, *args: Any, **kwargs: Any) -> Any:
+            await vmm.pause()  # as QEMU does by itself
+            while await vmm.status() == "paused":
+                await asyncio.sleep(0.01)
+            return await grow_volume(self, *args, **kwargs)
+
+        async def room(_: object) -> None:
+            looks.append(True)
+            if len(looks) < 3:
+                raise InsufficientResources("full")
+
+        monkeypatch.setattr(FakeAgent, "grow_volume", stopped)
+        monkeypatch.setattr(standstill, "_LOOK_S", 0.01)
+        monkeypatch.setattr(standstill, "check_start", room)
+        async with asyncio.timeout(30):
+            assert (await world.engine.volumes.grow("data", 2)).size_bytes == 2 * GIB
+        assert len(looks) == 3, "not before there was room"
+        await vmm.pause()
+        await asyncio.sleep(0.1)
+        assert await vmm.status() == "paused", "what comes later is nobody's standstill"
+        await vmm.resume()
 
     play(scene)
 
