@@ -276,6 +276,155 @@ def test_it_can_be_had_as_it_was(db: Database, tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["shop.dump"]
 
 
+LIBRARY = """
+CREATE TABLE author (
+    id int GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    name text NOT NULL UNIQUE,
+    born date CHECK (born < '2030-01-01'),
+    portrait bytea,
+    tags text[],
+    notes jsonb
+);
+CREATE TABLE book (
+    id serial PRIMARY KEY,
+    author int NOT NULL REFERENCES author ON DELETE CASCADE,
+    title text COLLATE "C" NOT NULL,
+    price numeric(10, 2)
+);
+CREATE INDEX book_by_price ON book (price DESC) WHERE price > 10;
+CREATE VIEW shelf AS SELECT name, count(*) AS books FROM author JOIN book ON author = author.id GROUP BY name;
+CREATE FUNCTION worth(int) RETURNS numeric LANGUAGE sql AS 'SELECT sum(price) FROM book WHERE author = $1';
+COMMENT ON TABLE book IS 'it''s "all" \\ of them';
+INSERT INTO author (name, born, portrait, tags, notes) VALUES
+    ('Ada Žižková', '1815-12-10', decode('00ff5c275c', 'hex'), '{a,"b c",NULL}', '{"one": [1, null]}'),
+    (E'tab\there', NULL, NULL, NULL, NULL);
+INSERT INTO book (author, title, price) SELECT 1 + n % 2, 'title ' || n, n FROM generate_series(1, 500) n;
+"""
+
+
+def moving(url: str, stop: threading.Event) -> None:
+    """Move prices between books, so that their sum stays as it is at every commit."""
+    with psycopg.connect(url) as connection:
+        for n in range(1_000_000):
+            if stop.is_set():
+                return
+            one, other = n % 500 + 1, (n + 7) % 500 + 1
+            connection.execute("UPDATE book SET price = price - 1 WHERE id = %s", (one,))
+            connection.execute("UPDATE book SET price = price + 1 WHERE id = %s", (other,))
+            connection.commit()
+
+
+def test_a_dump_is_restored_whole_by_pg_restore(db: Database, tmp_path: Path) -> None:
+    with psycopg.connect(db.connection_url, autocommit=True) as connection:
+        connection.execute("CREATE DATABASE library")
+    library = db.connection_url.rpartition("/")[0] + "/library"
+    with psycopg.connect(library) as connection:
+        connection.execute(LIBRARY)
+    stop = threading.Event()
+    writer = threading.Thread(target=moving, args=(library, stop), daemon=True)
+    writer.start()
+    try:
+        db.dump(tmp_path / "moving.dump", database="library")
+    finally:
+        stop.set()
+        writer.join(60)
+    assert not writer.is_alive()
+    db.dump(tmp_path / "still.dump", database="library")
+
+    fresh = Database.create("restored")
+    machine = Sandbox.get(str(fresh.info.sandbox_id))
+    for name in ("moving", "still"):
+        machine.filesystem.write(f"/tmp/{name}.dump", (tmp_path / f"{name}.dump").read_bytes())
+        machine.exec(
+            f"cd /usr/lib/postgresql/17/bin; ./createdb {name} &&"
+            f" ./pg_restore --exit-on-error -d {name} /tmp/{name}.dump",
+            user="postgres",
+            cwd="/",
+            check=True,
+            timeout_seconds=120,
+        )
+    text = "/usr/lib/postgresql/17/bin/pg_dump {} | grep -v '^.*restrict '"
+    source = Sandbox.get(str(db.refresh().sandbox_id))
+    whole = source.exec(text.format("library"), user="postgres", cwd="/", check=True).stdout
+    assert "title 500" in whole
+    assert "Ada Žižková" in whole
+    again = machine.exec(text.format("still"), user="postgres", cwd="/", check=True).stdout
+    assert again == whole
+    url = fresh.connection_url.rpartition("/")[0]
+    for name in ("moving", "still"):
+        assert query(f"{url}/{name}", "SELECT sum(price)::int FROM book") == [(125250,)], (
+            "of one instant"
+        )
+    assert query(f"{url}/still", "SELECT nextval('book_id_seq')") == [(501,)]
+    with pytest.raises(psycopg.errors.CheckViolation):
+        query(f"{url}/still", "INSERT INTO author (name, born) VALUES ('late', '2031-01-01')")
+    fresh.delete()
+    with psycopg.connect(db.connection_url, autocommit=True) as connection:
+        connection.execute("DROP DATABASE library WITH (FORCE)")
+
+
+def test_a_full_volume_refuses_what_needs_room_and_growing_mends_it(db: Database) -> None:
+    url = db.connection_url
+    query(url, "CREATE TABLE IF NOT EXISTS filling (n int, filler text)")
+    query(url, "INSERT INTO filling VALUES (0, 'kept')")
+    machine = Sandbox.get(str(db.refresh().sandbox_id))
+    free = "$(df --output=avail -B1 /srv/postgres | tail -1)"
+    machine.exec(
+        f"fallocate -l $(({free} - (4 << 20))) /srv/postgres/ballast",
+        user="root",
+        cwd="/",
+        check=True,
+    )
+    insert = "INSERT INTO filling SELECT n, repeat('x', 1000) FROM generate_series(1, 12000) n"
+    with pytest.raises(psycopg.errors.DiskFull):
+        query(url, insert)
+    assert query(url, "SELECT n, filler FROM filling") == [(0, "kept")]
+    full = db.snapshot(label="full")
+    assert db.hibernate().state is D.HIBERNATED
+    assert query(url, "SELECT n, filler FROM filling") == [(0, "kept")], (
+        "it slept full and woke full"
+    )
+    db.grow("2g")
+    query(url, insert)
+    assert query(url, "SELECT count(*), sum(n)::int FROM filling") == [(12001, 72006000)]
+    ((log_mib,),) = query(url, "SELECT pg_size_bytes(current_setting('max_wal_size')) >> 20")
+    assert 150 < int(str(log_mib)) < 210, "the log's share follows"
+    then = db.clone("shop-full", snapshot=full.id)
+    assert query(then.connection_url, "SELECT n, filler FROM filling") == [(0, "kept")]
+    then.delete()
+    machine.exec("rm /srv/postgres/ballast", user="root", cwd="/", check=True)
+
+
+@pytest.mark.slow
+def test_an_upgrade_to_a_template_that_was_built_anew(db: Database, postgres: str) -> None:
+    """A real build, of minutes; an upgrade without one is above."""
+    before, machine = Templates.get(postgres).digest, str(db.refresh().sandbox_id)
+    url = db.connection_url
+    application = sa.create_engine(
+        url.replace("postgresql:", "postgresql+psycopg:"), pool_pre_ping=True
+    )
+    with application.begin() as connection:
+        connection.execute(sa.text("CREATE TABLE IF NOT EXISTS upgraded (n int)"))
+        connection.execute(sa.text("INSERT INTO upgraded VALUES (7)"))
+    info = db.upgrade()
+    assert Templates.get(postgres).digest != before
+    assert Sandbox.get(str(info.sandbox_id)).info.template_digest == Templates.get(postgres).digest
+    assert info.sandbox_id != machine
+    assert str(info.server_version).startswith("17.")
+    with application.begin() as connection:  # the same pool: it finds its connection broken
+        assert connection.execute(sa.text("SELECT n FROM upgraded")).scalar() == 7
+        connection.execute(sa.text("INSERT INTO upgraded VALUES (8)"))
+    application.dispose()
+    assert query(url, "SELECT count(*) FROM upgraded") == [(2,)]
+    made = Database.create("after-upgrade")  # from a seed of the new build
+    digest = Sandbox.get(str(made.info.sandbox_id)).info.template_digest
+    assert digest == Templates.get(postgres).digest
+    made.delete()
+    then = db.clone("shop-upgraded")
+    assert query(then.connection_url, "SELECT count(*) FROM upgraded") == [(2,)]
+    then.delete()
+
+
 def test_a_sandbox_reaches_its_database_without_a_network(db: Database, postgres: str) -> None:
     query(db.connection_url, "CREATE TABLE IF NOT EXISTS notes (text text)")
     with (

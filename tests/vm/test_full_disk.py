@@ -17,11 +17,14 @@ from tests.crash.smalldisk import SmallDisk, small_disk
 from tests.vm.conftest import end_daemon, machines
 from torpor import Sandbox
 from torpor.base.home import Home
-from torpor.errors import InsufficientResources
+from torpor.databases.server import run
+from torpor.errors import InsufficientResources, VmmFailed
 from torpor.layers.manifest import read_manifest
 from torpor.model import SandboxSpec, SandboxState
+from torpor.model_volumes import VolumeMount
 from torpor.sandboxes import capture
 from torpor.sandboxes.engine import open_engine
+from torpor.sandboxes.volume_engine import EngineVolumes
 
 SIZE_MIB = 12 << 10
 """Sparse: what is not written takes nothing of the real disk. A sandbox's disk must fit beside the reserve."""
@@ -154,6 +157,54 @@ def test_every_step_of_a_capture_runs_into_it(
             assert await engine.verify_snapshot(snap.id) == ()
             assert [p.name for p in home.tmp.iterdir()] == []
             await engine.delete(info.id)
+        finally:
+            await engine.aclose()
+
+    asyncio.run(scene())
+
+
+def test_a_volume_that_grows_into_it(
+    small: tuple[SmallDisk, Home], base: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refused beforehand; and when the disk fills behind that look, the machine waits for room and it grows."""
+    disk, home = small
+
+    async def no_check(*_: object) -> None:
+        """Let it run into the full disk."""
+
+    async def scene() -> None:
+        engine = open_engine(home)
+        await engine.start()
+        try:
+            await engine.volumes.create("data", 1)
+            mounts = (VolumeMount(volume="data", path="/data"),)
+            info = await engine.create(SandboxSpec(template=base, volumes=mounts))
+
+            async def sh(command: str) -> str:
+                async with engine.guest(info.id) as guest:
+                    return await run(guest, command)
+
+            await sh("head -c 4M /dev/urandom >/data/kept; sync; sha256sum /data/kept >/root/sum")
+            _fill(disk)
+            with pytest.raises(InsufficientResources):
+                await engine.volumes.grow("data", 2)
+            assert (await engine.volumes.get("data")).size_bytes == 1 << 30
+            with monkeypatch.context() as patch:
+                patch.setattr(EngineVolumes, "_check_room", no_check)
+                growing = asyncio.create_task(engine.volumes.grow("data", 2))
+                done, _ = await asyncio.wait({growing}, timeout=5)
+                disk.free()
+                # either the host refused a step of it, or the guest's write waited for room
+                with contextlib.suppress(InsufficientResources, VmmFailed):
+                    async with asyncio.timeout(120):
+                        await growing
+                print("grown into a full disk:", bool(done), growing)
+            assert (await engine.volumes.grow("data", 2)).size_bytes == 2 << 30
+            await sh("sha256sum -c /root/sum; head -c 8M /dev/zero >/data/more; sync")
+            assert int(await sh("df --output=size -B1M /data | tail -1")) > 1500
+            assert (await engine.get(info.id)).state is SandboxState.RUNNING
+            await engine.delete(info.id)
+            await engine.volumes.delete("data")
         finally:
             await engine.aclose()
 

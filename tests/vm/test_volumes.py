@@ -21,7 +21,8 @@ S = SandboxState
 @pytest.fixture
 def volume(base: str, request: pytest.FixtureRequest) -> Iterator[Volume]:
     """A volume of a test's own; whatever the test left of it is deleted."""
-    made = Volume.create(f"v-{abs(hash(request.node.name)) % 10**10}")
+    name = f"v-{abs(hash(request.node.name)) % 10**10}"
+    made = Volume.create(name, size_gib=getattr(request, "param", 1))
     yield made
     for sandbox in list(Sandbox.list(page_size=1000)):
         if sandbox.info.metadata.get("test") == made.name:
@@ -243,6 +244,37 @@ def test_grow_and_clone_and_snapshot_while_it_is_written(volume: Volume) -> None
             assert int(sh(later, "df --output=size -B1M /data | tail -1")) > 2500
         copy.delete()
         assert [s.label for s in volume.snapshots()] == ["running"]
+
+
+@pytest.mark.parametrize("volume", [1 / 16], indirect=True)
+def test_a_full_volume_loses_nothing_and_growing_mends_it(volume: Volume) -> None:
+    with holder(volume) as one:
+        sh(one, "echo kept > /data/kept; dd if=/dev/urandom of=/tmp/mib bs=1M count=1; sync")
+        full = one.exec("while cat /tmp/mib >> /data/fill; do :; done", timeout_seconds=120)
+        assert "No space left on device" in full.stderr
+        assert one.exec("echo more > /data/more && sync /data/more").exit_code != 0
+        sums = sh(one, "rm -f /data/more; sync; cat /data/kept; sha256sum /data/fill")
+        assert sums.startswith("kept\n")
+        look = "cat /data/kept; sha256sum /data/fill"
+        snapshot = one.snapshot()
+        point = volume.snapshot(label="full")
+        one.hibernate()
+        assert sh(one, look) == sums, "it slept full and woke full"
+        volume.grow(1)
+        sh(one, "for i in 1 2 3 4; do cat /tmp/mib >> /data/more; done; sync")
+        assert sh(one, look) == sums
+        assert int(sh(one, "df --output=size -B1M /data | tail -1")) > 900
+        with Sandbox.restore(snapshot.id, metadata={"test": volume.name}) as there:
+            assert sh(there, look) == sums
+            assert there.exec("cat /tmp/mib >> /data/fill").exit_code != 0, "as full as it was"
+        old = volume.clone(f"{volume.name}-old", snapshot=point.id)
+        old.grow(1)
+        with holder(old) as reader:
+            assert sh(reader, f"{look}; cp /data/fill /data/copy; sync") == sums
+        one.rollback(snapshot.id)
+        assert sh(one, look) == sums
+        assert one.exec("cat /tmp/mib >> /data/fill").exit_code != 0
+        old.delete()
 
 
 def test_a_killed_machines_volume_is_attached_elsewhere_with_its_journal(

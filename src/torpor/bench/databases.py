@@ -17,14 +17,15 @@ _BIN = "/usr/lib/postgresql/17/bin"
 _PLAIN = "/srv/postgres/plain"
 _TPS = re.compile(r"^tps = ([0-9.]+) ", re.MULTILINE)
 
+# both servers are units of their own, so that the kernel shares the CPU out to both in the same way
 _SET_UP = f"""
 set -e
 cp -a /usr/share/torpor/postgres/cluster {_PLAIN}
 cat /run/torpor-postgres/machine.conf >>{_PLAIN}/postgresql.conf
 install -d -o postgres /run/plain
 cd /
-runuser -u postgres -- {_BIN}/pg_ctl -w -D {_PLAIN} -l /tmp/plain.log \
-    -o '-p 5433 -k /run/plain -c listen_addresses=' start >/dev/null
+systemd-run --quiet --collect --unit=torpor-bench-plain --service-type=notify --property=User=postgres \
+    {_BIN}/postgres -D {_PLAIN} -p 5433 -k /run/plain -c listen_addresses=
 for at in '-h /run/postgresql' '-h /run/plain -p 5433'; do
     runuser -u postgres -- {_BIN}/pgbench $at -i -q -s 2 postgres 2>/dev/null
     runuser -u postgres -- {_BIN}/psql $at -qc CHECKPOINT postgres

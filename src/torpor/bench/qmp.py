@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import json
 import socket
 import threading
@@ -10,6 +11,7 @@ from typing import Any
 from torpor.errors import VmmFailed
 
 _POLL_S = 0.0005
+_ANSWER_S = 120.0
 
 
 class Qmp:
@@ -17,7 +19,9 @@ class Qmp:
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
+        self._socket.settimeout(_ANSWER_S)
         self._lines = connected.makefile("rb")
+        self._events: collections.deque[dict[str, Any]] = collections.deque(maxlen=100)
         self._read()  # the greeting
         self.execute("qmp_capabilities")
 
@@ -34,6 +38,7 @@ class Qmp:
                 raise VmmFailed(f"QEMU refused {name!r}: {answer['error'].get('desc')}")
             if "return" in answer:
                 return answer["return"]
+            self._events.append(answer)
 
     def wait_loaded(self, *, polls: int = 120_000) -> None:
         """Return when the state that QEMU was started with is loaded."""
@@ -43,6 +48,15 @@ class Qmp:
                 return
             pause.wait(_POLL_S)
         raise VmmFailed("QEMU did not load the state in time")
+
+    def wait_event(self, name: str, **data: Any) -> None:
+        """Return when QEMU tells an event with that data, or has told it since it was last waited for."""
+        while True:
+            for event in self._events:
+                if event.get("event") == name and data.items() <= event.get("data", {}).items():
+                    self._events.clear()
+                    return
+            self._events.append(self._read())
 
     def close(self) -> None:
         """Close the connection; QEMU runs on."""
@@ -55,6 +69,8 @@ class Qmp:
         except OSError:
             line = b""
         if not line:
-            raise VmmFailed("QEMU closed its control connection")
+            raise VmmFailed(
+                f"QEMU closed its control connection, or said nothing for {_ANSWER_S:g} s"
+            )
         found: dict[str, Any] = json.loads(line)
         return found

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from torpor.base.home import Home
-from torpor.bench import channel, comebacks, crowd, databases, host, memory, pauses
+from torpor.bench import channel, comebacks, crowd, databases, host, memory, pauses, volumes
 from torpor.bench.figures import Figure, Missed, PausePoint
 from torpor.bench.host import HostFacts
 from torpor.bench.rig import Rig
@@ -27,6 +27,7 @@ GROUPS: dict[str, str] = {
     "memory": "RAM of idle forks",
     "disk": "snapshot pause against the disk's size",
     "crowd": "create among hundreds of sleepers",
+    "volume": "attach, snapshot, clone and detach of volumes",
     "database": "create, clone and pgbench of databases",
 }
 """Every group of figures, in the order in which they are measured."""
@@ -123,6 +124,7 @@ def _measure(name: str, points: list[PausePoint]) -> Callable[[Rig], Iterator[Fi
         "memory": memory.idle_forks,
         "disk": pauses.disk_size,
         "crowd": crowd.create_in_a_crowd,
+        "volume": volumes.attach_to_detach,
         "database": databases.create_clone_and_pgbench,
     }
     return measures[name]

@@ -79,7 +79,8 @@ def test_a_machine_with_others_on_it_is_busy() -> None:
     assert not is_busy(0.5, 2)
 
 
-def test_qmp_skips_events_and_tells_refusals() -> None:
+def test_qmp_keeps_events_and_tells_refusals() -> None:
+    gone = [{"event": "DEVICE_DELETED", "data": {"device": d, "path": "/"}} for d in ("a", "b")]
     ours, theirs = socket.socketpair()
 
     def qemu() -> None:
@@ -88,6 +89,7 @@ def test_qmp_skips_events_and_tells_refusals() -> None:
                 [{"return": {}}],
                 [{"event": "STOP"}, {"return": {"status": "inmigrate"}}],
                 [{"return": {"status": "paused"}}],
+                [gone[0], {"return": {}}, gone[1]],
                 [{"error": {"class": "GenericError", "desc": "no such thing"}}],
             ]
             lines.write(b'{"QMP": {}}\n')
@@ -101,6 +103,9 @@ def test_qmp_skips_events_and_tells_refusals() -> None:
     thread.start()
     qmp = Qmp(ours)
     qmp.wait_loaded()
+    qmp.execute("device_del", id="a")
+    qmp.wait_event("DEVICE_DELETED", device="a")  # told before the answer
+    qmp.wait_event("DEVICE_DELETED", device="b")  # told after it
     with pytest.raises(VmmFailed, match="no such thing"):
         qmp.execute("cont")
     thread.join()

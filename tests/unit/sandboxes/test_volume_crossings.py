@@ -440,3 +440,37 @@ def test_a_snapshot_whose_volume_went_with_a_fork_says_what_to_do(play: Play) ->
         assert await world.engine.volumes.of_sandbox(there.id) == ()
 
     play(scene)
+
+
+@pytest.mark.parametrize("memory", ["ram", "cold"])
+def test_what_is_kept_current_is_left_out_of_a_restore_while_another_has_it(
+    play: Play, memory: str
+) -> None:
+    async def scene(world: World) -> None:
+        await world.engine.volumes.create("data", 1)
+        one = await made(world, mount())
+        snapshot = await world.engine.snapshot(one.id, volumes="keep-current")
+        spec = RestoreSpec(memory=memory)  # type: ignore[arg-type]
+        there = await world.engine.restore(snapshot.id, spec)
+        assert await world.engine.volumes.of_sandbox(there.id) == ()
+        with pytest.raises(VolumeHeld, match=one.id):
+            await world.engine.restore(snapshot.id, replace(spec, volumes="keep-current"))
+        await world.engine.volumes.detach(one.id, "/data")
+        again = await world.engine.restore(snapshot.id, spec)
+        assert holders(world) == [(again.id, "attached")]
+
+    play(scene)
+
+
+@pytest.mark.parametrize("memory", ["ram", "cold"])
+def test_a_clone_is_in_the_workspace_of_its_sandbox(play: Play, memory: str) -> None:
+    async def scene(world: World) -> None:
+        await world.engine.volumes.create("data", 1)
+        one = await made(world, mount())
+        snapshot = await world.engine.snapshot(one.id)
+        spec = RestoreSpec(memory=memory, workspace="elsewhere")  # type: ignore[arg-type]
+        there = await world.engine.restore(snapshot.id, spec)
+        (clone,) = await world.engine.volumes.of_sandbox(there.id)
+        assert (clone.workspace, clone.bound_to) == ("elsewhere", there.id)
+
+    play(scene)
