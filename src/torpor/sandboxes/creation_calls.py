@@ -150,7 +150,7 @@ class CreationCalls(ABC):
         row = replace(row, layers=replace(row.layers, image=None, ram=()))
         with self._parts.pins.held(*origin.layer_ids):
             try:
-                mounts = await cold_mounts(self._parts, origin, row.info.id, spec.volumes)
+                mounts = await cold_mounts(self._parts, origin, row.info, spec.volumes)
                 task = await self._admit(row)
             except BaseException:
                 await finish(release_all(self._parts, row.info.id), within_s=60.0)

@@ -23,6 +23,7 @@ from torpor.base.ids import new_id
 from torpor.db.volumes import VolumeRow
 from torpor.errors import GuestFailed, InvalidRequest, NotFound, VmmFailed, VolumeHeld
 from torpor.layers.manifest import Manifest, VolumePoint
+from torpor.model import SandboxInfo
 from torpor.model_volumes import VolumeHolder, VolumeId, VolumeMount, VolumesMode
 from torpor.sandboxes import volume_attach
 from torpor.sandboxes.machine import SandboxMachine
@@ -168,12 +169,12 @@ async def plan_return(
             )
             plan.in_ram.append((point, way))
             if way == "itself":
-                await _check_mine(m, point, to_write=True)
+                await _check_mine(m.parts, m.info.id, point, to_write=True)
         if want == "keep-current":
             if mine or mode is not None:
-                await _check_mine(m, point, to_write=not point.read_only)
+                await _check_mine(m.parts, m.info.id, point, to_write=not point.read_only)
                 plan.attach.append(_mount(point))
-            elif await _is_free(m, point):
+            elif await _is_free(m.parts, m.info.id, point):
                 plan.attach.append(_mount(point))
     return plan
 
@@ -189,16 +190,18 @@ def check_points(manifest: Manifest, mode: VolumesMode | None) -> None:
 
 
 async def cold_mounts(
-    parts: Parts, manifest: Manifest, sandbox_id: str, mode: VolumesMode | None
+    parts: Parts, manifest: Manifest, info: SandboxInfo, mode: VolumesMode | None
 ) -> list[VolumeMount]:
     """Return what is attached to a sandbox that is started cold from a snapshot: clones of its volumes' points."""
     check_points(manifest, mode)
     found = []
     for point in manifest.volumes:
         if (mode or point.mode) == "include":
-            made = await _clone(parts, point, sandbox_id, (), manifest.info.workspace)
+            made = await _clone(parts, point, info.id, (), info.workspace)
             found.append(VolumeMount(volume=made.id, path=point.path, read_only=point.read_only))
-        elif (mode or point.mode) == "keep-current":
+        elif (mode or point.mode) == "keep-current" and (
+            mode is not None or await _is_free(parts, info.id, point)
+        ):
             found.append(_mount(point))
     return found
 
@@ -207,9 +210,9 @@ def _mount(point: VolumePoint) -> VolumeMount:
     return VolumeMount(volume=point.volume_id, path=point.path, read_only=point.read_only)
 
 
-async def _check_mine(m: SandboxMachine, point: VolumePoint, *, to_write: bool) -> None:
+async def _check_mine(parts: Parts, sandbox_id: str, point: VolumePoint, *, to_write: bool) -> None:
     """Raise unless the sandbox has the volume, or can have it."""
-    shelf = m.parts.volumes.shelf
+    shelf = parts.volumes.shelf
     row = shelf.find(point.volume_id)
     if row is None:
         raise NotFound(
@@ -218,19 +221,21 @@ async def _check_mine(m: SandboxMachine, point: VolumePoint, *, to_write: bool) 
             volume=point.name,
         )
     async with shelf.turn(row.id):
-        await volume_attach.break_dead(m.parts, row.id, m.info.id)
+        await volume_attach.break_dead(parts, row.id, sandbox_id)
     row = shelf.get(row.id)
-    others = [h for h in row.holders if h.sandbox_id != m.info.id and (to_write or not h.read_only)]
+    others = [
+        h for h in row.holders if h.sandbox_id != sandbox_id and (to_write or not h.read_only)
+    ]
     if others:
         raise held(row, others, "put back")
 
 
-async def _is_free(m: SandboxMachine, point: VolumePoint) -> bool:
+async def _is_free(parts: Parts, sandbox_id: str, point: VolumePoint) -> bool:
     try:
-        await _check_mine(m, point, to_write=not point.read_only)
+        await _check_mine(parts, sandbox_id, point, to_write=not point.read_only)
     except VolumeHeld:  # by the sandbox that the snapshot is of, as a rule
-        m.parts.report(
-            f"volume {point.name}", VmmFailed(f"{m.info.id} begins without it: another has it")
+        parts.report(
+            f"volume {point.name}", VmmFailed(f"{sandbox_id} begins without it: another has it")
         )
         return False
     return True
