@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from fastapi import Depends, FastAPI, Request
+from fastapi import Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from torpor import __version__
 from torpor.access.opening import Access
@@ -56,6 +57,9 @@ from torpor.server.routes import (
 from torpor.server.routes import databases as databases_routes
 from torpor.server.routes import metrics as metrics_routes
 
+HUNG_UP = 499
+"""In the log and in figures: the client did not wait for its answer. Others use this number, too."""
+
 
 @asynccontextmanager
 async def serving_app(
@@ -101,6 +105,7 @@ def create_app(
             TorporError: _on_error,
             RequestValidationError: _on_error,
             HTTPException: _on_error,
+            ClientDisconnect: _on_hang_up,
             Exception: _on_error,
         },
     )
@@ -151,6 +156,11 @@ def create_app(
 
 def _operation_id(route: APIRoute) -> str:
     return route.name
+
+
+async def _on_hang_up(_request: Request, _error: Exception) -> Response:
+    """Answer nobody: the client hung up, which is no failure of ours."""
+    return Response(status_code=HUNG_UP)
 
 
 async def _on_error(request: Request, error: Exception) -> Reply:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import threading
@@ -159,6 +160,33 @@ def test_connections_in_use_are_not_closed_for_others(
         finally:
             for stream in streams:
                 stream.__exit__(None, None, None)
+
+
+def test_clients_that_hang_up_are_no_errors_of_ours(
+    tcp: Tcp, token: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    headers = {"authorization": f"Bearer {token}"}
+    with httpx.Client(base_url=tcp.url, headers=headers, timeout=20) as http:
+        sandbox = http.post("/v1/sandboxes", json={"template": "base"}).json()["id"]
+        path = f"/v1/sandboxes/{sandbox}"
+        body = '{"cmd":"sleep 30"}'
+        head = f"Host: localhost\r\nAuthorization: Bearer {token}\r\n"
+        kind = "Content-Type: application/json\r\nContent-Length: 18\r\n\r\n"
+        for request in (
+            f"POST {path}/exec HTTP/1.1\r\n{head}{kind}{body}",
+            f"POST /pandastack{path}/exec HTTP/1.1\r\n{head}{kind}{body}",
+            f"PUT {path}/fs?path=/x HTTP/1.1\r\n{head}Content-Length: 99\r\n\r\nbegun",
+        ):
+            with connect(tcp) as sock:
+                sock.sendall(request.encode())
+                tcp.server.run(asyncio.sleep(0.1))
+        tcp.server.run(asyncio.sleep(0.2))
+        assert http.get(f"{path}/fs/stat?path=/x").status_code == 404
+        figures = http.get("/metrics").text
+        http.delete(path)
+    counted = [line for line in figures.splitlines() if "requests_total{" in line]
+    assert sum('status="499"' in line for line in counted) == 3
+    assert [r.getMessage() for r in caplog.records if r.levelname == "ERROR"] == []
 
 
 def test_a_reader_that_does_not_read_is_held_back_at_the_source(tcp: Tcp, token: str) -> None:

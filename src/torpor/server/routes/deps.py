@@ -7,6 +7,7 @@ from collections.abc import Coroutine
 from typing import Annotated, Any, TypeVar, cast
 
 from fastapi import Depends, Request
+from starlette.requests import ClientDisconnect
 
 from torpor.access.ledger import Plan
 from torpor.base.aio import Supervisor, finish
@@ -64,16 +65,18 @@ async def until_hang_up(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """Return what `work` returns; cancel it when the client hangs up.
 
     Raises:
-        asyncio.CancelledError: the client is gone; `work` was cancelled and has ended.
+        ClientDisconnect: the client is gone; `work` was cancelled and has ended.
     """
     supervisor = Supervisor(lambda _name, _error: None)  # the failure of `work` is raised below
     task = supervisor.spawn(work, name=f"{request.method} {request.url.path}")
     listener = supervisor.spawn(_gone(request), name="hang-up")
     try:
         await asyncio.wait({task, listener}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            task.cancel()
-        return await task
+        if task.done():
+            return await task
+        task.cancel()
+        await _ended(task)
+        raise ClientDisconnect
     finally:
         listener.cancel()
         if not task.done():
