@@ -65,7 +65,9 @@ def test_create_get_list(sandbox: Sandbox) -> None:
 def test_errors_keep_their_class_hint_and_facts() -> None:
     with pytest.raises(NotFound) as caught:
         Sandbox.create("nosuch")
-    assert str(caught.value.hint).startswith("built are: agent, base; to be had with torpor template build: ")
+    assert str(caught.value.hint).startswith(
+        "built are: agent, base; to be had with torpor template build: "
+    )
     assert caught.value.facts == {"template": "nosuch"}
     with pytest.raises(InsufficientResources):
         Sandbox.create(ram_mib=1 << 20)
