@@ -11,7 +11,9 @@ import contextlib
 import ctypes
 import errno
 import os
+import re
 import struct
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -32,6 +34,11 @@ MISSED = {"missed": True}
 _BATCH = 256
 _READ_BYTES = 64 << 10
 _HEAD = struct.Struct("iIII")
+_OURS = re.compile(r"\.torpor-[0-9a-f]{16}\.tmp")
+"""What the host writes is called so until it is whole; see `content.Replacing`."""
+_NAMELESS = re.compile(r"#[0-9]+")
+"""What the kernel calls a file without a name."""
+_PLACED_MOST = 64
 _MODIFY, _ATTRIB, _MOVED_FROM, _MOVED_TO, _CREATE, _DELETE = 0x2, 0x4, 0x40, 0x80, 0x100, 0x200
 _DELETE_SELF, _MOVE_SELF, _OVERFLOW, _IGNORED = 0x400, 0x800, 0x4000, 0x8000
 _ONLYDIR, _DONT_FOLLOW, _ISDIR = 0x1000000, 0x2000000, 0x40000000
@@ -81,6 +88,8 @@ class _Follower:
         self._is_deep = is_deep
         self._names: dict[int, str] = {}
         """By inotify's number: a folder's name, relative to the one that is followed; that is empty."""
+        self._placed: deque[int] = deque(maxlen=_PLACED_MOST)
+        """The kernel's marks of files of ours that are being put in their place."""
         self._is_over = False
 
     async def run(self) -> dict[str, Any]:
@@ -110,15 +119,15 @@ class _Follower:
         except BlockingIOError:
             return []
         items: list[dict[str, Any]] = []
-        for number, mask, name in _events(data):
-            for item in self._told(number, mask, name):
+        for number, mask, mark, name in _events(data):
+            for item in self._told(number, mask, mark, name):
                 if len(items) >= MAX_TOLD:
                     item = MISSED
                 if not items or items[-1] != item:  # a program that writes piece by piece
                     items.append(item)
         return items
 
-    def _told(self, number: int, mask: int, name: str) -> Iterator[dict[str, Any]]:
+    def _told(self, number: int, mask: int, mark: int, name: str) -> Iterator[dict[str, Any]]:
         if mask & _OVERFLOW:
             yield MISSED
             return
@@ -129,17 +138,31 @@ class _Follower:
             del self._names[number]
         if mask & (_DELETE_SELF | _MOVE_SELF | _IGNORED):
             self._is_over = self._is_over or not folder
-            return
-        if not name:
-            return  # of the folder itself; of one below, the one above it tells, too
-        where = f"{folder}/{name}" if folder else name
-        if mask & _ISDIR and mask & _MOVED_FROM and self._is_deep:
+        elif name:  # else it is of the folder itself; of one below, the one above it tells, too
+            yield from self._of_name(f"{folder}/{name}" if folder else name, mask, mark)
+
+    def _of_name(self, where: str, mask: int, mark: int) -> Iterator[dict[str, Any]]:
+        name = os.path.basename(where)
+        if _OURS.fullmatch(name):
+            if mask & _MOVED_FROM:
+                self._placed.append(mark)
+        elif mask & _ISDIR and self._is_deep:
+            yield from self._of_folder(where, mask)
+        elif mask & _MOVED_TO and mark in self._placed:
+            yield {"name": where, "kind": "create"}
+            yield {"name": where, "kind": "write"}
+        elif mask & (_CREATE | _DELETE | _MOVED_FROM | _MOVED_TO) or self._has_name(where, name):
+            yield from _kinds(where, mask)
+
+    def _of_folder(self, where: str, mask: int) -> Iterator[dict[str, Any]]:
+        if mask & _MOVED_FROM:
             self._drop(where)
-        for bit, kind in _KINDS:
-            if mask & bit:
-                yield {"name": where, "kind": kind}
-        if mask & _ISDIR and mask & (_CREATE | _MOVED_TO) and self._is_deep:
+        yield from _kinds(where, mask)
+        if mask & (_CREATE | _MOVED_TO):
             yield from self._entered(where)
+
+    def _has_name(self, where: str, name: str) -> bool:
+        return _NAMELESS.fullmatch(name) is None or os.path.lexists(f"{self._path}/{where}")
 
     def _entered(self, where: str) -> Iterator[dict[str, Any]]:
         """Follow a folder that is new, and tell what is in it already."""
@@ -191,6 +214,12 @@ class _Follower:
                 del self._names[number]
 
 
+def _kinds(where: str, mask: int) -> Iterator[dict[str, Any]]:
+    for bit, kind in _KINDS:
+        if mask & bit:
+            yield {"name": where, "kind": kind}
+
+
 def _open() -> int:
     fd: int = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
     if fd < 0:
@@ -209,11 +238,11 @@ async def _readable(fd: int) -> None:
         loop.remove_reader(fd)
 
 
-def _events(data: bytes) -> Iterator[tuple[int, int, str]]:
-    """Yield inotify's number of the folder, what happened, and to which name in it."""
+def _events(data: bytes) -> Iterator[tuple[int, int, int, str]]:
+    """Yield inotify's number of the folder, what happened, the mark that both ends of a move have, and the name in it."""
     at = 0
     while at < len(data):
-        number, mask, _, size = _HEAD.unpack_from(data, at)
+        number, mask, mark, size = _HEAD.unpack_from(data, at)
         at += _HEAD.size
-        yield number, mask, os.fsdecode(data[at : at + size].rstrip(b"\0"))
+        yield number, mask, mark, os.fsdecode(data[at : at + size].rstrip(b"\0"))
         at += size

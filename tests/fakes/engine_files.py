@@ -168,8 +168,7 @@ class FakeFiles:
             size_bytes=total,
             digest=digest.hexdigest(),
         )
-        if old is None:
-            self.tell(path, FileEventType.CREATE)
+        self.tell(path, FileEventType.CREATE)
         self.tell(path, FileEventType.WRITE)
         return self.stat(path)
 

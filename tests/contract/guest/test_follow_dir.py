@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import shutil
+import tarfile
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -12,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.contract.guest.agent import Agent, eventually
+from tests.contract.guest.steps import stream
 from torpor.errors import InvalidRequest, LimitExceeded, NotFound
 from torpor.guest.client import GuestClient
 from torpor.model_file_events import FileEvent, FileEventType
@@ -49,6 +52,37 @@ async def test_what_happens_in_a_folder(client: GuestClient, home: Path) -> None
         ("a", "create"), ("a", "write"), ("a", "chmod"), ("a", "rename"), ("b", "create"),
         ("b", "remove"), ("sub", "create"), (odd, "create"),
     ]  # fmt: skip
+
+
+async def test_what_the_host_writes_is_told_once_it_is_whole(
+    client: GuestClient, home: Path
+) -> None:
+    (home / "#7").touch()
+    async with client.follow_dir(str(home)) as events:
+        for text in (b"one", b"two"):
+            await client.write(f"{home}/f", stream([text]), mode=0o600)
+        with pytest.raises(RuntimeError):
+            await client.write(f"{home}/broken", failing())
+        (home / "#7").write_text("a name of their own")
+        await client.unpack(str(home), stream([tar_of("g")]))
+        (home / "last").touch()
+        told = await until(events, ("last", "create"))
+    assert told == [
+        ("f", "create"), ("f", "write"), ("f", "create"), ("f", "write"), ("#7", "write"),
+        ("g", "create"), ("g", "write"), ("last", "create"),
+    ]  # fmt: skip
+
+
+async def failing() -> AsyncIterator[bytes]:
+    yield b"half"
+    raise RuntimeError
+
+
+def tar_of(name: str) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        tar.addfile(tarfile.TarInfo(name))
+    return buffer.getvalue()
 
 
 async def test_with_all_below_it(client: GuestClient, home: Path) -> None:
