@@ -252,7 +252,8 @@ def test_a_full_volume_loses_nothing_and_growing_mends_it(volume: Volume) -> Non
         sh(one, "echo kept > /data/kept; dd if=/dev/urandom of=/tmp/mib bs=1M count=1; sync")
         full = one.exec("while cat /tmp/mib >> /data/fill; do :; done", timeout_seconds=120)
         assert "No space left on device" in full.stderr
-        assert one.exec("echo more > /data/more && sync /data/more").exit_code != 0
+        # a few blocks that were reserved for what was written may be free again
+        assert one.exec("cat /tmp/mib > /data/more").exit_code != 0
         sums = sh(one, "rm -f /data/more; sync; cat /data/kept; sha256sum /data/fill")
         assert sums.startswith("kept\n")
         look = "cat /data/kept; sha256sum /data/fill"
