@@ -8,14 +8,28 @@ The agents, the provider that they talk to, and the faults are in `tests/vm/agen
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.style.markdown import ROOT
 from tests.vm.agents.checks import only
-from tests.vm.agents.faults import ALL, ALONE, GROUPS, HERMES, UPDATES, Fault, H, Update
+from tests.vm.agents.faults import (
+    ALL,
+    ALONE,
+    GROUPS,
+    HERMES,
+    KEPT_OUT,
+    NOT_TRIED,
+    REPORTS,
+    UPDATES,
+    Fault,
+    H,
+    Update,
+)
 from torpor import Change, Sandbox, Snapshot
 from torpor.base.home import Home
 from torpor.model_changes import ChangeState
@@ -148,6 +162,17 @@ def test_every_fault_is_in_one_group_and_has_a_probe_of_its_own_there() -> None:
         for fault in faults:
             found = only(fault.update.checks, {fault.found_by})["required"]
             assert found or "/" not in fault.found_by, f"there is no check {fault.found_by}"
+
+
+def test_every_report_is_tried_or_said_not_to_be() -> None:
+    tried = {fault.report for fault in ALL.values()}
+    assert tried | set(KEPT_OUT) | set(NOT_TRIED) == set(REPORTS)
+    assert not set(NOT_TRIED) & (tried | set(KEPT_OUT))
+    assert {name for name in KEPT_OUT.values() if name not in globals()} == set()
+    page = (ROOT / "docs/reference/faults.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"\b[HAO]\d+\b", page)) == set(REPORTS)
+    shown = re.findall(r"^\| ([HAO]\d+) \|", page, re.MULTILINE)
+    assert sorted(shown) == sorted(fault.report for fault in ALL.values())
 
 
 def test_a_way_back_is_whole_and_a_copy_touches_nothing_of_the_original(used: Machine) -> None:

@@ -28,6 +28,7 @@ from torpor import Sandbox, Snapshot
 README = ROOT / "README.md"
 CHANGE = ROOT / "docs/how-to/change-without-fear.md"
 DRILLS = ROOT / "docs/how-to/restore-drills.md"
+WATCH = ROOT / "docs/how-to/watch.md"
 RECOVER = ROOT / "docs/how-to/recover.md"
 
 
@@ -97,6 +98,11 @@ def test_every_block_of_changing_without_fear(shell: Shell, tidy: None) -> None:
 
 def test_every_block_of_restore_drills(shell: Shell, tidy: None) -> None:
     _run_blocks(DRILLS, shell)
+    assert not [s.id for s in Sandbox.list() if s.info.metadata.get("name") == "hermes-1"]
+
+
+def test_every_block_of_watching(shell: Shell, tidy: None) -> None:
+    _run_blocks(WATCH, shell)
     assert not [s.id for s in Sandbox.list() if s.info.metadata.get("name") == "hermes-1"]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 H = "/home/agent/.hermes"
 CONTROL = {"http": "http://127.0.0.1:9999/health"}
-DEFAULTS = {"timeoutSeconds": 30}
+DEFAULTS = {"timeoutSeconds": 90}
 SOON = {"failureThreshold": 30, "periodSeconds": 1}
 """For what may still be starting after a boot."""
 
@@ -61,7 +61,10 @@ AGENT_ZERO: dict[str, Any] = {
             "agent-zero": {"running": True, **SOON},
         },
         "file": {"/a0/usr/settings.json": {"exists": True}},
-        "command": {"recall": {"exec": "a0 recall alice", "stdout": ["tea"]}},
+        "command": {
+            "recall": {"exec": "a0 recall alice", "stdout": ["tea"]},
+            "own snapshot": {"exec": "a0 time-travel snapshot"},
+        },
         "inventory": {"memory": "superset", "skills": "superset", "jobs": "equal"},
         "turn": {"new": _turn("a0 chat -q hi", "root")},
     },

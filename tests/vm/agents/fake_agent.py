@@ -161,6 +161,7 @@ class Agent:
     def serve(self) -> None:
         """Answer /health and /message, and run the scheduler, until ended."""
         agent = self
+        self.claim_home()
 
         class Gateway(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
@@ -188,6 +189,9 @@ class Agent:
         ready()
         threading.Thread(target=self._schedule, daemon=True).start()
         server.serve_forever()
+
+    def claim_home(self) -> None:
+        """Return when no other gateway works in this home."""
 
     def _schedule(self) -> None:
         while True:

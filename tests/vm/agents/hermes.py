@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
+import time
 from pathlib import Path
 
 from fake_agent import HOME, Agent, write
@@ -66,6 +68,18 @@ class Hermes(Agent):
     def fires(self, job: dict[str, object]) -> bool:
         """A job without a model of its own follows the model, if the configuration says so."""
         return super().fires(job) and ("model" in job or "follow_model: true" in self._config())
+
+    def claim_home(self) -> None:
+        """Wait for the gateway that `gateway.pid` names, as long as there is such a process in this boot."""
+        file = self.home / "gateway.pid"
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        while file.exists():
+            other = json.loads(file.read_text())
+            if other["boot"] != boot or not Path(f"/proc/{other['pid']}").exists():
+                break
+            print("starting: another gateway works here", flush=True)
+            time.sleep(1)
+        write(file, json.dumps({"pid": os.getpid(), "boot": boot}))
 
     def lay_out(self) -> None:
         """Write a used agent's files."""
