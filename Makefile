@@ -8,10 +8,10 @@ BIN := .venv/bin
 SOURCE ?=
 PYTEST_ARGS ?=
 
-.PHONY: help install demo test check lint unit faults bench lock openapi clean
+.PHONY: help install demo test test-rig test-kvm check lint unit faults bench lock openapi clean
 
 help: ## List these commands
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: ## Install system packages, .venv and the package
 	@scripts/bootstrap
@@ -23,6 +23,14 @@ test: ## Run the whole test suite (real machines included); PYTEST_ARGS=... for 
 	@scripts/bootstrap --dev
 	@# two processes, a file in one; each boots its machines in a home of its own
 	@$(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
+
+test-rig: ## Run the suite of drivers that need KVM in an emulated host that has it (20 minutes at most)
+	@scripts/bootstrap --dev
+	@$(BIN)/python -m tests.rig test --limit 1200 $(RIG_ARGS)
+
+test-kvm: ## Run the same suite on this host, which needs KVM
+	@scripts/bootstrap --dev
+	@$(BIN)/python -m pytest -m kvm tests/kvm $(PYTEST_ARGS)
 
 check: lint unit ## Run format, lint, import contracts, types, spelling and unit tests
 

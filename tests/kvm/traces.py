@@ -1,0 +1,44 @@
+"""What a driver could leave on a host: processes, mounts, links, network namespaces and control groups."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torpor.base.home import Home
+
+
+def traces(home: Home) -> dict[str, frozenset[str]]:
+    """Return the names of all that could be left over, by kind."""
+    return {
+        "machines": frozenset(str(pid) for pid in machines(home)),
+        "mounts": _names(Path("/proc/mounts"), 1),
+        "links": frozenset(path.name for path in Path("/sys/class/net").iterdir()),
+        "namespaces": _below(Path("/run/netns")),
+        "groups": frozenset(
+            str(path) for path in Path("/sys/fs/cgroup").rglob("*") if path.is_dir()
+        ),
+    }
+
+
+def machines(home: Home) -> dict[int, str]:
+    """Return the VMMs that run in `home`: process number and command line."""
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            place = (entry / "cwd").readlink()
+            line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            program = Path((entry / "exe").readlink()).name
+        except OSError:
+            continue
+        below = place.is_relative_to(home.sandboxes) or str(home.sandboxes) in line
+        if below and ("qemu-system" in program or "firecracker" in program):
+            found[int(entry.name)] = line
+    return found
+
+
+def _names(table: Path, column: int) -> frozenset[str]:
+    return frozenset(line.split()[column] for line in table.read_text().splitlines())
+
+
+def _below(folder: Path) -> frozenset[str]:
+    return frozenset(path.name for path in folder.iterdir()) if folder.is_dir() else frozenset()

@@ -1,0 +1,50 @@
+"""The rig's own verdict: a run in which nothing ran, or one driver less, is no success."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+
+import pytest
+
+from tests.rig.parts import REPOSITORY
+from tests.rig.source import changes, look, pack
+from tests.rig.suite import problem
+
+_GOOD = """
+tests/kvm/test_a.py::test_one[qemu] PASSED      [ 25%]
+tests/kvm/test_a.py::test_two[qemu] PASSED      [ 50%]
+tests/kvm/test_a.py::test_one[firecracker] PASSED      [ 75%]
+tests/kvm/test_a.py::test_two[firecracker] PASSED      [100%]
+"""
+
+
+def test_what_every_driver_passed_is_good() -> None:
+    assert problem(_GOOD, ["qemu", "firecracker"]) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("===== no tests ran in 0.1s =====", "no test passed with: qemu, firecracker"),
+        (_GOOD.replace("[firecracker]", "[other]"), "no test passed with: firecracker"),
+        (_GOOD.replace("two[firecracker] PASSED", "two[firecracker] SKIPPED"), "SKIPPED"),
+        (_GOOD.replace("two[firecracker] PASSED", ""), "not every driver passed the same"),
+    ],
+)
+def test_what_did_not_run_is_no_success(text: str, wanted: str) -> None:
+    assert wanted in str(problem(text, ["qemu", "firecracker"]))
+
+
+def test_the_sources_that_go_in_are_those_of_this_tree() -> None:
+    names = set(look())
+    assert {"pyproject.toml", "src/torpor/errors.py", "tests/kvm/conftest.py"} <= names
+    assert not any("__pycache__" in name for name in names)
+    with tarfile.open(fileobj=io.BytesIO(pack({"a/b": REPOSITORY / "pyproject.toml"}))) as tar:
+        assert tar.getnames() == ["a/b"]
+
+
+def test_a_host_that_runs_is_told_what_changed_and_what_is_gone() -> None:
+    before = {"same": [1, 1], "longer": [1, 1], "later": [1, 1], "gone": [1, 1]}
+    now = {"same": [1, 1], "longer": [2, 1], "later": [1, 2], "new": [1, 1]}
+    assert changes(before, now) == (["longer", "later", "new"], ["gone"])
