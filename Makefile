@@ -21,8 +21,8 @@ demo: install ## Run the main job on this repository, or on SOURCE=folder
 
 test: ## Run the whole test suite (real machines included); PYTEST_ARGS=... for pytest
 	@scripts/bootstrap --dev
-	@# two processes, a file in one; each boots its machines in a home of its own
-	@$(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
+	@# two processes, a file in one, in the order of tests/machines.py; each boots its machines in a home of its own
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 test-rig: ## Run the suite of drivers that need KVM in an emulated host that has it (20 minutes at most)
 	@scripts/bootstrap --dev

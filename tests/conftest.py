@@ -9,9 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.machines import base, vm_home
+from tests.machines import base, empty_home, in_order, mark_vm, vm_home
 
-__all__ = ["base", "vm_home"]
+__all__ = ["base", "empty_home", "vm_home"]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what boots machines, before anything is chosen by its marks, and put all in order."""
+    mark_vm(items)
+    items[:] = in_order(items)
 
 
 def _children(*, beside_daemons: bool) -> set[str]:

@@ -1,6 +1,8 @@
 """Real machines: one home, one daemon and one template for the whole session, whatever folder the tests are in.
 
 `TORPOR_TEST_HOME` names a home to use (and keep) instead of a fresh one, so that a second run builds no template.
+Where several processes share a run, each has a home of its own; the first that wants the template builds it, and the
+others take a copy of what it built.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,21 +18,43 @@ from pathlib import Path
 import pytest
 
 from torpor import Templates
+from torpor.base.fsio import locked
 from torpor.base.home import Home
 from torpor.base.proc import ProcessId
 
+FAULT_FILE = "TORPOR_TEST_FAULT_FILE"
+"""Names the file by which a test gives a daemon that runs a fault: see `torpor.base.faults`."""
 
-def mark_vm(items: list[pytest.Item], place: str) -> None:
-    """Mark the tests below `place` as those that boot machines."""
+
+def mark_vm(items: list[pytest.Item]) -> None:
+    """Mark the tests that boot machines, wherever they are: those that the machines' home is for."""
     for item in items:
-        if place in str(item.path):
+        if isinstance(item, pytest.Function) and "vm_home" in item.fixturenames:
             item.add_marker(pytest.mark.vm)
             item.add_marker(pytest.mark.timeout(900))
 
 
+def in_order(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Return the tests in an order in which two processes that take file by file from it are both busy to the end.
+
+    Files with machines take minutes and the others seconds, so those come last. Before them all comes one file with
+    machines, whose process builds the template while another has the contracts' tests to do.
+    """
+    first = next((item.path for item in items if item.get_closest_marker("vm")), None)
+
+    def place(item: pytest.Item) -> int:
+        if item.path == first:
+            return 0
+        if item.get_closest_marker("vm"):
+            return 2
+        return 1 if "contract" in item.path.parts else 3
+
+    return sorted(items, key=place)
+
+
 @pytest.fixture(scope="session")
-def vm_home() -> Iterator[Home]:
-    """The home of the session's machines; passable for the users that they run as."""
+def empty_home() -> Iterator[Home]:
+    """The home of the session's machines before it has any template; passable for the users that they run as."""
     if shutil.which("qemu-system-x86_64") is None or shutil.which("mmdebstrap") is None:
         pytest.fail("QEMU and mmdebstrap are needed for this tier; run scripts/bootstrap")
     named = os.environ.get("TORPOR_TEST_HOME")
@@ -39,7 +64,9 @@ def vm_home() -> Iterator[Home]:
         fresh.chmod(0o711)
     home = Home(fresh / "home" if fresh else Path(str(named)))
     home.prepare()
-    yield home
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(FAULT_FILE, str(home.root.with_name(f"{home.root.name}.fault")))
+        yield home
     end_daemon(home)
     left = [p.name for p in home.sandboxes.iterdir()] + [str(m) for m in machines(home)]
     _end_machines(home)
@@ -49,17 +76,47 @@ def vm_home() -> Iterator[Home]:
 
 
 @pytest.fixture(scope="session")
-def base(vm_home: Home) -> str:
-    """The template `base`, built from nothing unless the home has it."""
-    before = os.environ.get("TORPOR_HOME")
-    os.environ["TORPOR_HOME"] = str(vm_home.root)
-    try:
-        return Templates.build("base").name
-    finally:
-        if before is None:
-            del os.environ["TORPOR_HOME"]
+def vm_home(empty_home: Home, tmp_path_factory: pytest.TempPathFactory) -> Home:
+    """The home of the session's machines, with the template `base`.
+
+    It is built from nothing, unless the home has it or another process of this run has built it.
+    """
+    if "PYTEST_XDIST_WORKER" not in os.environ or "TORPOR_TEST_HOME" in os.environ:
+        _build_base(empty_home)
+        return empty_home
+    built = tmp_path_factory.getbasetemp().parent / "base"
+    with locked(built.with_suffix(".lock")):
+        if built.exists():
+            _copy_templates(built, empty_home.root)
         else:
-            os.environ["TORPOR_HOME"] = before
+            _build_base(empty_home)
+            half = built.with_suffix(".half")
+            half.mkdir()
+            _copy_templates(empty_home.root, half)
+            half.rename(built)
+    return empty_home
+
+
+@pytest.fixture(scope="session")
+def base(vm_home: Home) -> str:
+    """The template that every home of machines has."""
+    return "base"
+
+
+def _build_base(home: Home) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORPOR_HOME", str(home.root))
+        Templates.build("base")
+
+
+def _copy_templates(source: Path, target: Path) -> None:
+    """Copy templates and their snapshots, as a copy of a home is made: see docs/formats/home.md.
+
+    What is there is written once; the home that it is in has had nothing else to do yet.
+    """
+    folders = [str(source / name) for name in ("templates", "snapshots", "layers", "images")]
+    argv = ["cp", "--archive", "--sparse=always", "--reflink=auto", *folders, str(target)]
+    subprocess.run(argv, check=True, timeout=300)
 
 
 def daemon_process(home: Home) -> ProcessId | None:

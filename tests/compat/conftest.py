@@ -12,14 +12,8 @@ from blockbuster import blockbuster_ctx
 from pandastack.sandbox import set_default_client
 
 from tests.fakes.serving import Tcp, serving_tcp
-from tests.machines import mark_vm
 from torpor.base.home import Home
 from torpor.model_access import Scope
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    mark_vm(items, "tests/compat/test_machines.py")
-    mark_vm(items, "tests/compat/test_rootfs.py")
 
 
 @pytest.fixture(autouse=True)

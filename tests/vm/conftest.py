@@ -6,15 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.machines import daemon_process, end_daemon, machines, mark_vm
+from tests.machines import daemon_process, end_daemon, machines
 from torpor import Sandbox
 from torpor.base.home import Home
 
 __all__ = ["daemon_process", "end_daemon", "machines"]
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    mark_vm(items, "tests/vm/")
 
 
 @pytest.fixture(autouse=True)

@@ -5,14 +5,18 @@ from __future__ import annotations
 import base64
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.contract.api.test_mapping import run_rows
 from torpor import Sandbox, Templates
 from torpor.base.home import Home
 from torpor.errors import OperationTimeout
 from torpor.sdk.sync_contexts import Context
 
+ON_TCP = ("sbx.get_host(8000)", "sbx.preview_url(8000, ttl_seconds=600)")
+"""What a daemon on a Unix socket has not; the contract's tier runs it."""
 DRAW = "[random.getrandbits(64), int(numpy.random.randint(1 << 62))]"
 
 
@@ -111,3 +115,16 @@ def test_it_goes_along_with_forks_sleeps_and_rollbacks(sandbox: Sandbox, python:
     assert python.run(DRAW).text != expected, "one that was put back has lived another life before"
     python.delete()
     assert not [p for p in sandbox.processes() if "ipykernel" in p.command]
+
+
+def test_every_call_of_ours_in_the_mapping_runs(
+    sandbox: Sandbox, base: str, tmp_path: Path
+) -> None:
+    before = {made.id for made in Sandbox.list()}
+    try:
+        with Sandbox.create(template=base) as other:
+            assert run_rows(sandbox, other, tmp_path / "file", skipped=ON_TCP) > 60
+    finally:
+        for made in Sandbox.list():
+            if made.id not in before:
+                made.delete()
