@@ -26,6 +26,7 @@ from torpor.recovery.drills import acts
 from torpor.recovery.drills.choose import choose
 from torpor.recovery.drills.look import Findings
 from torpor.recovery.drills.still import SCHEDULERS
+from torpor.recovery.drills.words import text
 
 NAMES: tuple[PointName, ...] = ("agent", "files", "services", "task", "schedule")
 Said = str | Exception
@@ -204,6 +205,29 @@ def test_the_next_daemon_begins_a_way_anew(act: Act) -> None:
         ScriptedDrillLooker.gate = None
         info = await over(stage, begun)
         assert info.verdict == "pass"
+
+    act(scene)
+
+
+def test_a_way_that_is_interrupted_too_often_is_not_tried_again(act: Act) -> None:
+    async def scene(stage: Stage) -> None:
+        looker = ScriptedDrillLooker
+        looker.gate = asyncio.Event()
+        box = await stage.sandbox()
+        taken = await stage.engine.snapshot(box.id)
+        spec = DrillSpec(boots=("ram",))
+        looker.entered = asyncio.Event()
+        begun = await stage.recovery.drills.begin(taken.id, spec)
+        for _ in range(acts.TRIES):
+            await looker.entered.wait()
+            looker.entered = asyncio.Event()
+            await stage.restart()
+        info = await over(stage, begun)
+        assert info.verdict == "inconclusive"
+        kept = await evidence(stage, info)
+        assert len(kept["interrupted"]) == acts.TRIES
+        assert f"it was interrupted {acts.TRIES} times" in text(kept)
+        assert "it was not looked at" in text(kept)
 
     act(scene)
 

@@ -47,12 +47,15 @@ def _lines(evidence: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _boot(boot: Mapping[str, Any]) -> Iterator[str]:
-    took = boot["recovery_ms"]
+    took = boot.get("recovery_ms")  # there is none when it was not tried any more
     yield ""
-    yield (
-        f"Restored {_HOW[boot['memory']]}: it answered after {took['machine'] / 1000:.1f} s, "
-        f"and all was looked at after {took['checked'] / 1000:.1f} s"
-    )
+    if not took or not took["machine"]:
+        yield f"Restored {_HOW[boot['memory']]}: it was not looked at"
+    else:
+        yield (
+            f"Restored {_HOW[boot['memory']]}: it answered after {took['machine'] / 1000:.1f} s, "
+            f"and all was looked at after {took['checked'] / 1000:.1f} s"
+        )
     for point in boot["points"]:
         said = f"  {_SAID[point['outcome']]:<8} {point['title']}: {point['why']}"
         yield from _wrapped(said, " " * 11, first="")

@@ -20,7 +20,8 @@ LIVE_SECONDS = 60.0
 """Seconds that a machine may take when somebody waits for it."""
 SNAPSHOT_SECONDS = 5.0
 """Seconds that a machine may take before a snapshot; what is not done then is left out, and said to be."""
-DETECT_SECONDS = 5.0
+DETECT_SECONDS = 30.0
+"""Seconds that a machine may look for its profile; one on a busy host first has to start the program that does."""
 OWN_SOURCE = "/etc/torpor/profile.yaml"
 _COMMANDS_SECONDS = 240.0
 
@@ -40,7 +41,7 @@ class Detected:
     """Why the machine's own file is not used."""
 
 
-async def detect(guest: Guest) -> Detected:
+async def detect(guest: Guest, *, deadline_seconds: float = DETECT_SECONDS) -> Detected:
     """Return the machine's own profile if it has one, else the shipped one that fits, else `machine`.
 
     Raises:
@@ -48,7 +49,7 @@ async def detect(guest: Guest) -> Detected:
         GuestFailed, GuestUnreachable: it cannot be asked.
     """
     signs = await asyncio.to_thread(lambda: signs_of(shipped_names()))  # reads them the first time
-    found = await guest.detect_profiles(signs, deadline_seconds=DETECT_SECONDS)
+    found = await guest.detect_profiles(signs, deadline_seconds=deadline_seconds)
     problem = found.own_error
     if found.own is not None:
         try:
@@ -90,7 +91,9 @@ async def take(
     """
     notes: tuple[str, ...] = ()
     if profile is None:
-        found = await detect(guest)
+        found = await detect(
+            guest, deadline_seconds=min(DETECT_SECONDS, deadline_seconds or DETECT_SECONDS)
+        )
         profile = found.profile
         if found.problem is not None:
             notes += (f"the machine's own profile is not used: {found.problem}"[:500],)
