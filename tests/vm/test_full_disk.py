@@ -15,12 +15,13 @@ import pytest
 
 from tests.crash.smalldisk import SmallDisk, small_disk
 from tests.vm.conftest import end_daemon, machines
-from torpor import Sandbox
+from torpor import Sandbox, Snapshot
 from torpor.base.home import Home
 from torpor.databases.server import run
-from torpor.errors import InsufficientResources, VmmFailed
+from torpor.errors import InsufficientResources, TorporError, VmmFailed
 from torpor.layers.manifest import read_manifest
 from torpor.model import SandboxSpec, SandboxState
+from torpor.model_changes import ChangeState
 from torpor.model_volumes import VolumeMount
 from torpor.sandboxes import capture
 from torpor.sandboxes.engine import open_engine
@@ -105,6 +106,8 @@ def test_a_full_disk(small: tuple[SmallDisk, Home], base: str) -> None:
                 act()
         with pytest.raises(InsufficientResources):
             Sandbox.restore(first.id)
+        with pytest.raises(InsufficientResources):
+            sbx.change("there is no way back", run="touch /root/changed").start()
         assert sbx.refresh().state is SandboxState.RUNNING
         assert {s.id for s in sbx.snapshots()} == before
         assert [p.name for p in home.tmp.iterdir()] == []
@@ -113,13 +116,55 @@ def test_a_full_disk(small: tuple[SmallDisk, Home], base: str) -> None:
     _until(lambda: sbx.exec("true").exit_code == 0, within_s=60)
     count = int(sbx.exec("tail -n 1 /root/count").stdout)
     _until(lambda: int(sbx.exec("tail -n 1 /root/count").stdout) > count, within_s=20)
+    assert (sbx.changes(), sbx.exec("ls /root/changed").exit_code) == ([], 2)
     snap = sbx.snapshot()
     assert snap.id not in before
     assert sbx.hibernate().reason == "hibernate"
     assert int(sbx.exec("tail -n 1 /root/count").stdout) > count, "woken, and counting"
     wanted = sbx.exec("sort -n -c /root/count && wc -l < /root/count")
     assert wanted.exit_code == 0, "no line was lost or torn"
+    _fills_in_the_middle_of_a_change(disk, sbx)
     sbx.delete()
+
+
+def _fills_in_the_middle_of_a_change(disk: SmallDisk, sbx: Sandbox) -> None:
+    """The command stands still with its machine, and nothing can be written down; then there is room again."""
+    change = sbx.change(
+        "it grows",
+        run="touch /root/changed; until [ -e /run/go ]; do sleep 0.1; done; "
+        "head -c 200M /dev/zero >/root/big; sync; echo end",
+        checks={"required": {"file": {"/root/big": {"size": 200 << 20}}}},
+        inventory=False,
+        memory="ram",
+    ).start()
+    for event in change.events():
+        if event.name == "state" and event.data["state"] == ChangeState.CHANGING:
+            break
+    assert change.refresh().state is ChangeState.CHANGING, change.report
+    _until(lambda: sbx.exec("ls /root/changed").exit_code == 0, within_s=60)
+    _fill(disk)
+    sbx.exec("touch /run/go")
+    # QEMU stops it; what the daemon frees of its caches meanwhile is used up, too
+    _until(lambda: _fill(disk) is None and not _answers(sbx), within_s=90)
+    assert change.refresh().state is ChangeState.CHANGING
+    assert change.verdict is None, "nothing is known yet, and nothing is said"
+    disk.free()
+    change.wait()
+    assert (change.state, change.verdict) == (ChangeState.KEPT, "kept"), change.report
+    assert change.report is not None
+    assert change.report.data["command"]["stdout_tail"] == "end\n"
+    before = change.info.snapshot_id
+    assert before is not None
+    assert Snapshot.verify(before).ok
+    sbx.rollback(before)
+    assert sbx.exec("ls /root/changed /root/big").exit_code == 2, "the old machine is still there"
+
+
+def _answers(sbx: Sandbox) -> bool:
+    try:
+        return sbx.exec("true").ok
+    except TorporError:
+        return False
 
 
 def test_every_step_of_a_capture_runs_into_it(
