@@ -11,16 +11,20 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import pandastack
 import psycopg
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, relationship
 
+from tests.compat.serving import panda, token, url
 from tests.vm.conftest import machines
 from torpor import Database, Sandbox, Templates, Volume
 from torpor.base.home import Home
 from torpor.errors import Conflict, InvalidRequest, NotFound, OutsideArchive, WrongState
 from torpor.model_databases import DatabaseState
+
+__all__ = ["panda", "token", "url"]
 
 D = DatabaseState
 
@@ -248,7 +252,10 @@ def test_clones_go_their_own_way(db: Database) -> None:
     with pytest.raises(psycopg.OperationalError, match="password"):
         psycopg.connect(older)
     assert query(clone.connection_url, "SELECT count(*) FROM branch") == [(3,)]
-    clone.delete()
+    clone.delete(keep_volume=True)
+    volume = Volume.get("db-shop-now")
+    assert volume.info.holders == ()
+    volume.delete(snapshots=True)
     assert point.label == "one"
 
 
@@ -457,16 +464,24 @@ def test_a_sandbox_reaches_its_database_without_a_network(db: Database, postgres
         db.attach(agent.id)
 
 
-def test_a_deleted_database_leaves_nothing_or_its_volume(db: Database, vm_home: Home) -> None:
-    clone = db.clone("going")
-    password = vm_home.databases / f"{clone.id}.password"
-    machine = str(clone.info.sandbox_id)
+def test_pandastack_s_client_makes_one_and_deletes_it(
+    db: Database, panda: pandastack.Client, vm_home: Home
+) -> None:
+    made = panda.databases.create(label="Going")
+    assert (made["id"], made["status"]) == ("going", "running")
+    query(made["connection_url"], "CREATE TABLE theirs (n int)")
+    assert query(made["connection_url"], "SELECT count(*) FROM theirs") == [(0,)]
+    again = panda.databases.reset_credentials("going")
+    assert query(again["connection_url"], "SELECT count(*) FROM theirs") == [(0,)]
+    with pytest.raises(psycopg.OperationalError, match="password"):
+        psycopg.connect(made["connection_url"])
+    info = Database.get("going").info
+    password = vm_home.databases / f"{info.id}.password"
     assert password.exists()
-    clone.delete(keep_volume=True)
+    panda.databases.delete("going")
+    assert [found["id"] for found in panda.databases.list()] == ["shop"]
     assert not password.exists()
-    with pytest.raises(NotFound):
-        Database.get("going")
-    volume = Volume.get("db-going")
-    assert volume.info.holders == ()
-    volume.delete(snapshots=True)
-    assert machine not in [s.id for s in Sandbox.list()]
+    for gone in (Database.get, lambda name: Volume.get(f"db-{name}")):
+        with pytest.raises(NotFound):
+            gone("going")
+    assert str(info.sandbox_id) not in [s.id for s in Sandbox.list()]
