@@ -370,39 +370,6 @@ def test_a_dump_is_restored_whole_by_pg_restore(db: Database, tmp_path: Path) ->
         connection.execute("DROP DATABASE library WITH (FORCE)")
 
 
-def test_a_full_volume_refuses_what_needs_room_and_growing_mends_it(db: Database) -> None:
-    url = db.connection_url
-    query(url, "CREATE TABLE IF NOT EXISTS filling (n int, filler text)")
-    query(url, "INSERT INTO filling VALUES (0, 'kept')")
-    machine = Sandbox.get(str(db.refresh().sandbox_id))
-    free = "$(df --output=avail -B1 /srv/postgres | tail -1)"
-    machine.exec(
-        f"fallocate -l $(({free} - (4 << 20))) /srv/postgres/ballast",
-        user="root",
-        cwd="/",
-        check=True,
-    )
-    insert = "INSERT INTO filling SELECT n, repeat('x', 1000) FROM generate_series(1, 12000) n"
-    with pytest.raises(psycopg.errors.DiskFull), psycopg.connect(url) as connection:
-        for _ in range(40):  # the archive gives way first
-            connection.execute(insert)
-    assert query(url, "SELECT n, filler FROM filling") == [(0, "kept")]
-    full = db.snapshot(label="full")
-    assert db.hibernate().state is D.HIBERNATED
-    assert query(url, "SELECT n, filler FROM filling") == [(0, "kept")], (
-        "it slept full and woke full"
-    )
-    db.grow("2g")
-    query(url, insert)
-    assert query(url, "SELECT count(*), sum(n)::int FROM filling") == [(12001, 72006000)]
-    ((log_mib,),) = query(url, "SELECT pg_size_bytes(current_setting('max_wal_size')) >> 20")
-    assert 150 < int(str(log_mib)) < 210, "the log's share follows"
-    then = db.clone("shop-full", snapshot=full.id)
-    assert query(then.connection_url, "SELECT n, filler FROM filling") == [(0, "kept")]
-    then.delete()
-    machine.exec("rm /srv/postgres/ballast", user="root", cwd="/", check=True)
-
-
 @pytest.mark.slow
 def test_an_upgrade_to_a_template_that_was_built_anew(db: Database, postgres: str) -> None:
     """A real build, of minutes; an upgrade without one is above."""

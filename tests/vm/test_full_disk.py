@@ -18,7 +18,7 @@ from tests.vm.conftest import end_daemon, machines
 from torpor import Sandbox, Snapshot
 from torpor.base.home import Home
 from torpor.databases.server import run
-from torpor.errors import InsufficientResources, TorporError, VmmFailed
+from torpor.errors import InsufficientResources, TorporError
 from torpor.layers.manifest import read_manifest
 from torpor.model import SandboxSpec, SandboxState
 from torpor.model_changes import ChangeState
@@ -237,13 +237,12 @@ def test_a_volume_that_grows_into_it(
             with monkeypatch.context() as patch:
                 patch.setattr(EngineVolumes, "_check_room", no_check)
                 growing = asyncio.create_task(engine.volumes.grow("data", 2))
-                done, _ = await asyncio.wait({growing}, timeout=5)
+                await asyncio.wait({growing}, timeout=5)
                 disk.free()
                 # either the host refused a step of it, or the guest's write waited for room
-                with contextlib.suppress(InsufficientResources, VmmFailed):
+                with contextlib.suppress(InsufficientResources):
                     async with asyncio.timeout(120):
                         await growing
-                print("grown into a full disk:", bool(done), growing)
             assert (await engine.volumes.grow("data", 2)).size_bytes == 2 << 30
             await sh("sha256sum -c /root/sum; head -c 8M /dev/zero >/data/more; sync")
             assert int(await sh("df --output=size -B1M /data | tail -1")) > 1500

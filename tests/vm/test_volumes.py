@@ -250,6 +250,8 @@ def test_grow_and_clone_and_snapshot_while_it_is_written(volume: Volume) -> None
 def test_a_full_volume_loses_nothing_and_growing_mends_it(volume: Volume) -> None:
     with holder(volume) as one:
         sh(one, "echo kept > /data/kept; dd if=/dev/urandom of=/tmp/mib bs=1M count=1; sync")
+        free = "$(df --output=avail -B1 /data | tail -1)"
+        sh(one, f"fallocate -l $(({free} - (4 << 20))) /data/ballast")
         full = one.exec("while cat /tmp/mib >> /data/fill; do :; done", timeout_seconds=120)
         assert "No space left on device" in full.stderr
         # a few blocks that were reserved for what was written may be free again

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from torpor.base.units import GIB, MIB
-from torpor.errors import HostNotReady, VmmFailed
+from torpor.errors import HostNotReady, InsufficientResources, VmmFailed
 from torpor.vmm.base import VolumeDisk
 from torpor.vmm.qemu.format import format_volume, resize_overlay
 from torpor.vmm.qemu.merge import check_plain
@@ -71,6 +71,7 @@ class PaperMonitor:
         """Named nodes, and the one above each."""
         self.devices: dict[str, str] = {}
         self.fail: set[str] = set()
+        self.why = ""
         self.silent = False
 
     async def execute(  # noqa: C901 - one case a command
@@ -78,7 +79,7 @@ class PaperMonitor:
     ) -> object:
         self.ran.append(name)
         if name in self.fail:
-            raise VmmFailed(f"{name} was refused")
+            raise VmmFailed(f"{name} was refused{self.why}")
         match name:
             case "blockdev-add":
                 self.nodes[arguments["node-name"]] = None
@@ -158,6 +159,21 @@ def test_what_fails_is_undone() -> None:
         for act in (volumes.switch(4, Path("/l/b.qcow2")), volumes.resize(4, GIB)):
             with pytest.raises(VmmFailed, match="no volume in place 4"):
                 await act
+
+    asyncio.run(main())
+
+
+def test_a_full_host_is_told_when_one_grows() -> None:
+    async def main() -> None:
+        monitor = PaperMonitor()
+        volumes = QemuVolumes(monitor)
+        await volumes.attach(disk())
+        monitor.fail = {"block_resize"}
+        with pytest.raises(VmmFailed):
+            await volumes.resize(3, GIB)
+        monitor.why = ": Failed to grow the L1 table: No space left on device"
+        with pytest.raises(InsufficientResources, match="disk is full"):
+            await volumes.resize(3, GIB)
 
     asyncio.run(main())
 

@@ -13,10 +13,11 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
-from torpor.errors import VmmFailed
+from torpor.errors import InsufficientResources, VmmFailed
 from torpor.vmm.base import VOLUME_SLOTS, VolumeDisk
 from torpor.vmm.qemu import command
 
+_SAYS_FULL = "No space left"
 _DELETED_S = 30.0
 """Seconds for a device to go; 50 ms were seen."""
 
@@ -82,13 +83,20 @@ class QemuVolumes:
             raise
 
     async def resize(self, slot: int, size_bytes: int) -> None:
-        """Make a volume's disk larger."""
+        """Make a volume's disk larger. Raises `InsufficientResources` when the host's disk is full."""
         newest = (await self.newest()).get(slot)
         if newest is None:
             raise VmmFailed(f"the machine has no volume in place {slot}")
-        await self._run(
-            "block_resize", 60.0, **{"node-name": f"v{slot}-{newest}", "size": size_bytes}
-        )
+        node = f"v{slot}-{newest}"
+        try:
+            await self._run("block_resize", 60.0, **{"node-name": node, "size": size_bytes})
+        except VmmFailed as exc:
+            if _SAYS_FULL not in exc.message:
+                raise
+            raise InsufficientResources(
+                f"the host's disk is full: the volume in place {slot} could not be made larger",
+                hint="free disk space, then ask for the same size again",
+            ) from exc
 
     async def newest(self) -> Mapping[int, str]:
         """Return the places that are taken, and the name of the newest file of each volume."""
