@@ -24,7 +24,7 @@ class FaultyDaemon:
     def __init__(self, home: Home, fault: str, *, adopts: bool = False) -> None:
         if adopts:
             end_daemon(home)
-        Sandbox.list()  # one is started, unless it runs
+        next(iter(Sandbox.list()), None)  # one is started, unless it runs
         found = daemon_process(home)
         assert found is not None
         self._process = found
