@@ -48,6 +48,8 @@ def find(text: str) -> Sandbox:
     if len(found) > 1:
         raise InvalidRequest(
             f"{text!r} can be any of {', '.join(sorted(s.id for s in found)[:5])}",
-            hint="give more of the id",
+            hint="they have the same name; give an id"
+            if found[0].info.metadata.get("name") == text
+            else "give more of the id",
         )
     return found[0]

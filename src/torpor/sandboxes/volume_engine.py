@@ -132,7 +132,7 @@ class EngineVolumes:
             own = desk.shelf.snapshots(now.id)
             if own and not snapshots:
                 raise Conflict(
-                    f"volume {now.name} has {len(own)} snapshots of its own",
+                    f"volume {now.name} has snapshots of its own: {len(own)}",
                     hint=f"delete them with it: torpor volume rm {now.name} --snapshots",
                     snapshots=[s.info.id for s in own],
                 )

@@ -213,7 +213,7 @@ def size_of(text: str | int) -> int:
     try:
         found = text if isinstance(text, int) else parse_size(text)
     except ValueError as exc:
-        raise InvalidRequest(f"size {text!r} is none", hint="such as 1g, 512m or 16g") from exc
+        raise InvalidRequest(f"{text!r} is not a size", hint="such as 1g, 512m or 16g") from exc
     if not 0 < found < 1 << 60:
-        raise InvalidRequest(f"size {text!r} is none", hint="such as 1g, 512m or 16g")
+        raise InvalidRequest(f"{text!r} is not a size", hint="such as 1g, 512m or 16g")
     return -(-found // MIB) * MIB

@@ -40,6 +40,8 @@ _KEYS = frozenset(
         "dockerfile", "context",
     }
 )  # fmt: skip
+_ON_HOST = "paths are those of the daemon's host"
+_SOURCES = {"rootfs": "root file system", "image": "image"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +183,7 @@ def _of_tree(table: Table, path: Path, source: str) -> Recipe:
     at = path.parent / given_text
     is_there = at.is_file() or (source == "image" and at.is_dir())
     if not is_there and (source == "rootfs" or given_text.startswith(("/", "./", "../"))):
-        raise table.wrong(source, given_text, f"what is there ({at} is not)")
+        raise InvalidRequest(f"there is no {_SOURCES[source]} {at}", hint=_ON_HOST, path=at)
     base = Recipe(name=name)
     of_image = source == "image"
     return Recipe(
@@ -211,11 +213,11 @@ def _of_dockerfile(table: Table, path: Path) -> Recipe:
             )
     at = path.parent / table.required("dockerfile")
     if not at.is_file():
-        raise table.wrong("dockerfile", table.text("dockerfile"), f"a file ({at} is not there)")
+        raise InvalidRequest(f"there is no Dockerfile {at}", hint=_ON_HOST, path=at)
     given = table.text("context")
     context = path.parent / given if given else at.parent
     if not context.is_dir():
-        raise table.wrong("context", given, f"a folder ({context} is none)")
+        raise InvalidRequest(f"the context {context} is no folder", hint=_ON_HOST, path=context)
     return Recipe(
         name=_name(table),
         description=table.text("description") or "",

@@ -106,6 +106,13 @@ def test_beginnings_of_ids(cli: Cli, sandbox: str) -> None:
     cli.fails("get", "", code=66)
 
 
+def test_two_of_one_name_are_told_apart_by_their_ids(cli: Cli) -> None:
+    ids = sorted(cli("create", "base", "--name", "twin").strip() for _ in range(2))
+    said = cli.fails("get", "twin", code=64)
+    assert ", ".join(ids) in said
+    assert "they have the same name; give an id" in said
+
+
 def test_errors_have_hint_and_exit_code(cli: Cli, sandbox: str) -> None:
     for name, hint in (
         ("postgres", "build it: torpor template build postgres"),

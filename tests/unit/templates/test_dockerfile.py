@@ -485,3 +485,14 @@ def test_from_itself_and_from_nothing(tmp_path: Path) -> None:
 def test_keys_that_do_not_go_with_a_dockerfile(tmp_path: Path, more: str) -> None:
     with pytest.raises(InvalidRequest, match=more.split(" ", maxsplit=1)[0]):
         draft(tmp_path, "FROM base\n", more)
+
+
+def test_a_dockerfile_and_a_context_that_are_not_there_are_said(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text('name = "x"\ndockerfile = "Dockerfile"\ncontext = "nope"\n')
+    with pytest.raises(InvalidRequest, match=r"^there is no Dockerfile .*/Dockerfile$") as caught:
+        recipe.load(path)
+    assert "host" in str(caught.value.hint)
+    (tmp_path / "Dockerfile").write_text("FROM base\n")
+    with pytest.raises(InvalidRequest, match=r"^the context .*/nope is no folder$"):
+        recipe.load(path)
