@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -12,7 +14,14 @@ from tests.vm.conftest import machines
 from tests.vm.faulty import FaultyDaemon
 from torpor import Drill, Sandbox, Snapshot
 from torpor.base.home import Home
-from torpor.errors import DrillFailed, LastGoodSnapshot
+from torpor.db.drills import DrillRows
+from torpor.errors import DrillFailed, LastGoodSnapshot, TorporError
+from torpor.recovery.drills.acts import TRIES
+from torpor.sdk import client
+
+DRILL_POINTS = ["drill.files", "drill.booted", "drill.looked", "drill.evidence", "drill.over"]
+"""With `drill.intent` all at which a daemon is killed in the middle of a drill, in their order."""
+WITH_CLONE = {"drill.booted", "drill.looked"}
 
 AGENT = """\
 import http.server
@@ -187,18 +196,67 @@ def test_a_broken_agent_fails_at_its_point(agent: Sandbox, good: Snapshot) -> No
 
 
 def test_kill_9_of_the_daemon_leaves_nothing(agent: Sandbox, good: Snapshot, vm_home: Home) -> None:
-    with FaultyDaemon(vm_home, "drill.booted") as daemon:
-        drill = good.drill(boots=("ram",), wait=False)
-        assert daemon.died()
-    assert len(machines(vm_home)) == 2, "the clone runs on, until the next daemon comes"
-    drill.wait()
+    """At every point of one drill after the other; the next daemon goes on, and says what was interrupted."""
+    drill_id = killed(good, vm_home, DRILL_POINTS)
+    drill = Drill.get(drill_id)
+    assert not drill.info.is_open, "the last daemon died when it was over"
     assert drill.verdict == "pass", drill.text
-    assert drill.evidence is not None
-    assert "begun anew" in drill.evidence["interrupted"][0]
-    assert drill.evidence["left_behind"] == []
+    assert_evidence(drill, vm_home, interruptions=2)  # in the clone, before and after the look
     assert [s.id for s in Sandbox.list()] == [agent.id]
     assert len(machines(vm_home)) == 1
-    assert Drill.list(good.id)[0].id == drill.id
+
+    drill_id = killed(good, vm_home, ["drill.intent"] * TRIES)  # for ever: it gives up
+    drill = Drill.get(drill_id).wait()
+    assert drill.verdict == "inconclusive", drill.text
+    assert f"it was interrupted {TRIES} times" in drill.sentence
+    assert_evidence(drill, vm_home, interruptions=TRIES)
+    assert [s.id for s in Sandbox.list()] == [agent.id]
+    assert len(machines(vm_home)) == 1
+    found = Snapshot.get(good.id).info
+    assert found.protected == ()
+    assert found.good is not None, "an inconclusive drill takes no mark away"
+
+
+def killed(snapshot: Snapshot, home: Home, points: Sequence[str]) -> str:
+    """Begin a drill of `snapshot` whose daemons die at each of `points` in turn, and return its id."""
+    rows = DrillRows.attach(home.database)
+    drill_id = ""
+    for number, point in enumerate(points):
+        with FaultyDaemon(home, point) as daemon:
+            if not number:
+                with pytest.MonkeyPatch.context() as patch, contextlib.suppress(TorporError):
+                    patch.setattr(client, "RETRY_LIMIT_S", 0.0)
+                    snapshot.drill(boots=("ram",), wait=False)
+            assert daemon.died(within_s=120), f"{point} was never reached"
+        if not number:
+            (row,) = rows.open()  # no daemon runs now that could go on with it
+            drill_id = row.info.id
+        has_clone = point in WITH_CLONE
+        assert len(machines(home)) == 1 + has_clone, f"{point}: clones run on until the next daemon"
+        assert_whole_or_absent(home, drill_id, is_there=point in ("drill.evidence", "drill.over"))
+    rows.close()
+    return drill_id
+
+
+def assert_whole_or_absent(home: Home, drill_id: str, *, is_there: bool) -> None:
+    left = sorted(p.name for p in home.drills.glob(f"*{drill_id}*"))
+    assert left == ([f"{drill_id}.json"] if is_there else []), "no half of a file"
+    if is_there:
+        assert json.loads((home.drills / left[0]).read_text())["verdict"] == "pass"
+
+
+def assert_evidence(drill: Drill, home: Home, *, interruptions: int) -> None:
+    assert drill.evidence is not None
+    assert [said.partition(": ")[2] for said in drill.evidence["interrupted"]] == [
+        "the daemon ended in the middle of it; it was begun anew"
+    ] * interruptions
+    assert len(drill.evidence["boots"]) == 1
+    assert drill.evidence["left_behind"] == []
+    assert (drill.evidence["verdict"], drill.evidence["sentence"]) == (
+        drill.verdict,
+        drill.sentence,
+    )
+    assert [p.name for p in home.drills.glob(f"*{drill.id}*")] == [f"{drill.id}.json"]
 
 
 def test_damage_is_seen_and_the_way_back_offered(agent: Sandbox, good: Snapshot) -> None:
