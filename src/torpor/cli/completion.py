@@ -1,4 +1,4 @@
-"""What the shell offers for a sandbox or a snapshot: names, ids and labels of what is there.
+"""What the shell offers for a sandbox, snapshot, volume, database or template: names, ids and labels of what is there.
 
 Completion asks a daemon that runs and starts none; what goes wrong offers nothing.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from torpor.base.home import Home
@@ -34,6 +35,41 @@ def sources(incomplete: str) -> list[str]:
     """Return what `sandboxes` and `snapshots` return."""
     words = [word for found in _sandboxes() for word in _words(found)]
     return _offer(incomplete, [*words, *_snapshot_words()])
+
+
+def volumes(incomplete: str) -> list[str]:
+    """Return the names of volumes that begin with `incomplete`."""
+    from torpor.sdk.sync_volumes import Volume
+
+    return _named(incomplete, lambda: [found.name for found in Volume.list()])
+
+
+def databases(incomplete: str) -> list[str]:
+    """Return the names of databases that begin with `incomplete`."""
+    from torpor.sdk.sync_databases import Database
+
+    return _named(incomplete, lambda: [found.info.name for found in Database.list()])
+
+
+def templates(incomplete: str) -> list[str]:
+    """Return the names of built templates that begin with `incomplete`."""
+    from torpor.sdk.sync_templates import Templates
+
+    return _named(incomplete, lambda: [found.name for found in Templates.list()])
+
+
+def recipes(incomplete: str) -> list[str]:
+    """Return what `templates` returns, and the recipes that come with Torpor."""
+    from torpor.templates.recipe import shipped_names
+
+    return list(dict.fromkeys([*templates(incomplete), *_offer(incomplete, [*shipped_names()])]))
+
+
+def _named(incomplete: str, names: Callable[[], list[str]]) -> list[str]:
+    with contextlib.suppress(TorporError, OSError):
+        if _daemon_there():
+            return _offer(incomplete, names())
+    return []
 
 
 def _offer(incomplete: str, words: list[str]) -> list[str]:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from torpor.base.units import format_bytes, parse_seconds
-from torpor.cli.find import find
+from torpor.cli import completion
+from torpor.cli.find import SandboxArg, find
 from torpor.cli.output import (
     AsJson,
     age,
@@ -35,14 +36,17 @@ app = typer.Typer(
     help="PostgreSQL databases that outlive their machines: make them, connect, branch, go back.",
 )
 
-Name = Annotated[str, typer.Argument(metavar="DATABASE", help="Its name or id.")]
-Sandbox_ = Annotated[str, typer.Argument(metavar="SANDBOX", help="Its id, or its beginning.")]
+Name = Annotated[
+    str,
+    typer.Argument(metavar="DATABASE", help="Its name or id.", autocompletion=completion.databases),
+]
+NewName = Annotated[str, typer.Argument(metavar="DATABASE", help="Its name.")]
 Size = Annotated[str, typer.Option("--size", help="What it may grow to hold, such as 1g or 16g.")]
 
 
 @app.command("create")
 def create(
-    name: Name,
+    name: NewName,
     size: Size = "1g",
     ram_mib: Annotated[int | None, typer.Option("--ram-mib", help="Memory of its machine.")] = None,
     vcpus: Annotated[int | None, typer.Option("--vcpus", help="CPUs of its machine.")] = None,
@@ -334,7 +338,7 @@ def dump(
 @app.command("attach")
 def attach(
     name: Name,
-    sandbox: Sandbox_,
+    sandbox: SandboxArg,
     port: Annotated[int, typer.Option("--port", help="Of the sandbox's own loopback.")] = 5432,
     as_json: AsJson = False,
 ) -> None:
@@ -348,7 +352,7 @@ def attach(
 
 
 @app.command("detach")
-def detach(name: Name, sandbox: Sandbox_, as_json: AsJson = False) -> None:
+def detach(name: Name, sandbox: SandboxArg, as_json: AsJson = False) -> None:
     """Let a sandbox reach a database no more."""
     from torpor.sdk.sync_databases import Database
 
@@ -361,7 +365,12 @@ def detach(name: Name, sandbox: Sandbox_, as_json: AsJson = False) -> None:
 
 @app.command("rm")
 def rm(
-    names: Annotated[list[str], typer.Argument(metavar="DATABASE…", help="Names or ids.")],
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="DATABASE…", help="Names or ids.", autocompletion=completion.databases
+        ),
+    ],
     keep_volume: Annotated[
         bool, typer.Option("--keep-volume", help="Leave the volume db-NAME with all data.")
     ] = False,

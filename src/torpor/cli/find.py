@@ -8,7 +8,7 @@ import typer
 
 from torpor.base.ids import is_id
 from torpor.cli import completion
-from torpor.errors import InvalidRequest, NotFound
+from torpor.errors import Conflict, InvalidRequest, NotFound
 
 if TYPE_CHECKING:
     from torpor.sdk.sync_sandbox import Sandbox
@@ -53,3 +53,19 @@ def find(text: str) -> Sandbox:
             else "give more of the id",
         )
     return found[0]
+
+
+def check_free(name: str) -> None:
+    """Refuse a name that a sandbox has already: commands could not tell the two apart.
+
+    Raises:
+        Conflict: one has it.
+    """
+    from torpor.sdk.sync_sandbox import Sandbox
+
+    for other in Sandbox.list(metadata={"name": name}, page_size=1):
+        raise Conflict(
+            f"sandbox {other.id} has the name {name!r} already",
+            hint=f"choose another, or delete that one: torpor rm {name}",
+            sandbox_id=other.id,
+        )

@@ -10,7 +10,7 @@ import typer
 from torpor.base.ids import check_name
 from torpor.base.units import format_bytes
 from torpor.cli import completion
-from torpor.cli.find import SandboxArg, find
+from torpor.cli.find import SandboxArg, check_free, find
 from torpor.cli.making import one_handed_over
 from torpor.cli.output import (
     AsJson,
@@ -46,7 +46,9 @@ _SAID_OTHERWISE = (
 
 
 def create(
-    template: Annotated[str, typer.Argument(help="A built template.")] = "base",
+    template: Annotated[
+        str, typer.Argument(help="A built template.", autocompletion=completion.templates)
+    ] = "base",
     vcpus: Annotated[int | None, typer.Option(help="CPUs; default: the template's.")] = None,
     ram_mib: Annotated[int | None, typer.Option("--ram-mib", help="Memory in MiB.")] = None,
     disk_gib: Annotated[int | None, typer.Option("--disk-gib", help="Disk in GiB.")] = None,
@@ -91,6 +93,7 @@ def create(
     labels = pairs(metadata or [], "--metadata")
     if name is not None:
         labels["name"] = check_name(name, "sandbox")
+        check_free(name)
     made = AsyncSandbox.create(
         template,
         vcpus=vcpus,
@@ -139,11 +142,23 @@ def ls(
         for info in found:
             print(info.id)
     else:
+        has_names = any("name" in info.metadata for info in found)
         print_table(
-            ("ID", "STATE", "TEMPLATE", "CPUS", "MEMORY", "DISK", "AGE", "ENDS"),
+            (
+                "ID",
+                *(["NAME"] if has_names else []),
+                "STATE",
+                "TEMPLATE",
+                "CPUS",
+                "MEMORY",
+                "DISK",
+                "AGE",
+                "ENDS",
+            ),
             [
                 (
                     info.id,
+                    *([info.metadata.get("name", "-")] if has_names else []),
                     info.state,
                     info.template,
                     info.vcpus,

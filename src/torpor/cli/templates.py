@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from torpor.base.units import format_bytes
+from torpor.cli import completion
 from torpor.cli.output import (
     AsJson,
     age,
@@ -25,6 +26,11 @@ from torpor.cli.output import (
 
 if TYPE_CHECKING:
     from torpor.model import BuildEvent
+
+TemplateArg = Annotated[
+    str,
+    typer.Argument(metavar="NAME", help="A built template.", autocompletion=completion.templates),
+]
 
 app = typer.Typer(
     add_completion=False,
@@ -64,9 +70,7 @@ def ls(as_json: AsJson = False) -> None:
 
 
 @app.command("show")
-def show(
-    name: Annotated[str, typer.Argument(help="A built template.")], as_json: AsJson = False
-) -> None:
+def show(name: TemplateArg, as_json: AsJson = False) -> None:
     """Show all that is so about a template."""
     from torpor.sdk.sync_templates import Templates
 
@@ -89,6 +93,7 @@ def build(
         str,
         typer.Argument(
             metavar="NAME|FILE",
+            autocompletion=completion.recipes,
             help="A shipped recipe, or a TOML file; with --rootfs, --image or --dockerfile the new template's name.",
         ),
     ],
@@ -148,9 +153,7 @@ def build(
 
 
 @app.command("rm")
-def rm(
-    name: Annotated[str, typer.Argument(help="A built template.")], as_json: AsJson = False
-) -> None:
+def rm(name: TemplateArg, as_json: AsJson = False) -> None:
     """Forget a template; refused while a sandbox needs it."""
     from torpor.sdk.sync_templates import Templates
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from torpor.base.units import format_bytes
-from torpor.cli.find import find
+from torpor.cli import completion
+from torpor.cli.find import SandboxArg, find
 from torpor.cli.output import AsJson, age, as_dict, print_facts, print_json, print_table
 from torpor.errors import InvalidRequest
 
@@ -26,12 +27,16 @@ app = typer.Typer(
     help="Storage that outlives sandboxes: make volumes, attach them, and look after them.",
 )
 
-Name = Annotated[str, typer.Argument(metavar="VOLUME", help="Its name or id.")]
+Name = Annotated[
+    str,
+    typer.Argument(metavar="VOLUME", help="Its name or id.", autocompletion=completion.volumes),
+]
+NewName = Annotated[str, typer.Argument(metavar="VOLUME", help="Its name.")]
 Size = Annotated[float, typer.Option("--size-gib", help="GiB that it may grow to hold.")]
 
 
 @app.command("create")
-def create(name: Name, size_gib: Size = 1, as_json: AsJson = False) -> None:
+def create(name: NewName, size_gib: Size = 1, as_json: AsJson = False) -> None:
     """Make a volume with an empty ext4 file system, and print its name."""
     from torpor.sdk.sync_volumes import Volume
 
@@ -104,7 +109,10 @@ def get(name: Name, as_json: AsJson = False) -> None:
 
 @app.command("rm")
 def rm(
-    names: Annotated[list[str], typer.Argument(metavar="VOLUME…", help="Names or ids.")],
+    names: Annotated[
+        list[str],
+        typer.Argument(metavar="VOLUME…", help="Names or ids.", autocompletion=completion.volumes),
+    ],
     snapshots: Annotated[
         bool, typer.Option("--snapshots", help="Delete their own snapshots with them.")
     ] = False,
@@ -125,7 +133,7 @@ def rm(
 @app.command("attach")
 def attach(
     name: Name,
-    sandbox: Annotated[str, typer.Argument(metavar="SANDBOX", help="Its id, or its beginning.")],
+    sandbox: SandboxArg,
     path: Annotated[str, typer.Argument(metavar="PATH", help="Where, such as /data.")],
     read_only: Annotated[
         bool, typer.Option("--read-only", help="The sandbox cannot write to it.")
@@ -145,7 +153,7 @@ def attach(
 
 @app.command("detach")
 def detach(
-    sandbox: Annotated[str, typer.Argument(metavar="SANDBOX", help="Its id, or its beginning.")],
+    sandbox: SandboxArg,
     path: Annotated[str, typer.Argument(metavar="PATH", help="Its path there, or its name.")],
     as_json: AsJson = False,
 ) -> None:

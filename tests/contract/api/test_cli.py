@@ -91,6 +91,19 @@ def test_create_ls_get_rm(cli: Cli) -> None:
     assert cli.json("get", made)["state"] == "deleted"
 
 
+def test_a_name_is_shown_and_is_one_sandboxs(cli: Cli, sandbox: str) -> None:
+    named = cli("create", "--name", "hermes-1").strip()
+    table = cli("ls").splitlines()
+    assert re.match(r"ID +NAME +STATE ", table[0])
+    assert re.match(rf"{named} +hermes-1 +running ", table[1])
+    assert re.match(rf"{sandbox} +- +running ", table[2])
+    error = cli.fails("create", "--name", "hermes-1", code=73)
+    assert f"{named} has the name 'hermes-1' already" in error
+    assert len(cli("ls", "-q").split()) == 2
+    cli("rm", "hermes-1")
+    cli("create", "--name", "hermes-1")
+
+
 def test_values_of_the_environment_are_not_shown_to_people(cli: Cli, sandbox: str) -> None:
     text = cli("get", sandbox)
     assert "KEY" in text
@@ -107,7 +120,7 @@ def test_beginnings_of_ids(cli: Cli, sandbox: str) -> None:
 
 
 def test_two_of_one_name_are_told_apart_by_their_ids(cli: Cli) -> None:
-    ids = sorted(cli("create", "base", "--name", "twin").strip() for _ in range(2))
+    ids = sorted(cli("create", "base", "-m", "name=twin").strip() for _ in range(2))
     said = cli.fails("get", "twin", code=64)
     assert ", ".join(ids) in said
     assert "they have the same name; give an id" in said
@@ -257,6 +270,13 @@ def test_the_shell_is_offered_what_is_there(
     assert {"hermes-1@good", snapshot} <= set(offered("torpor restore "))
     assert {"hermes-1", "hermes-1@good"} == set(offered("torpor fork her"))
     assert offered("torpor change her") == ["hermes-1"]
+    cli("volume", "create", "data")
+    assert offered("torpor volume get d") == ["data"]
+    assert offered("torpor volume attach data her") == ["hermes-1"]
+    assert offered("torpor volume create d") == [], "a new name"
+    assert offered("torpor create ag") == ["agent"]
+    assert {"base", "code-interpreter"} <= set(offered("torpor template build "))
+    assert offered("torpor db show x") == []
     assert {"verify", "hermes-1"} <= set(offered("torpor snapshot "))
     for command in ("exec", "restore", "fork"):
         assert "reboot" not in " ".join(offered(f"torpor {command} ")), "needs quoting"
