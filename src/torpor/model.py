@@ -449,5 +449,6 @@ class GuestInfo:
     agent_version: str
     protocol_version: int
     capabilities: frozenset[str]
-    boot_id: str
+    instance: str
+    """Drawn by the agent when it starts, so another after each boot; the same in all that go on from one snapshot."""
     agent_pid: int

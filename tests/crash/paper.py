@@ -70,7 +70,7 @@ class PaperGuest(FakeAgent):
         self._home = home
         self._folder = folder
         pid = str(self._noted().get("pid"))  # another process is another boot
-        self.info = replace(self.info, boot_id=pid)
+        self.info = replace(self.info, instance=pid)
 
     def _noted(self) -> dict[str, Any]:
         return FakeDriver.noted(self._folder)

@@ -273,7 +273,7 @@ class FakeAgent(FakeQuiesce):
             agent_version="1",
             protocol_version=1,
             capabilities=frozenset({"memory", "volumes"}),
-            boot_id="boot",
+            instance="boot",
             agent_pid=1,
         )
         self.answer: Callable[[str, dict[str, Any]], Awaitable[Any]] | None = None
@@ -397,7 +397,7 @@ class FakeConnect:
     def __init__(self) -> None:
         self.epochs: list[int] = []
         self.agents: list[FakeAgent] = []
-        self.boot_id = "boot"
+        self.instance = "boot"
         self.fail: Exception | None = None
         self.block: asyncio.Event | None = None
         self.reached = asyncio.Event()
@@ -410,5 +410,5 @@ class FakeConnect:
         if self.fail is not None:
             raise self.fail
         self.agents.append(FakeAgent())
-        object.__setattr__(self.agents[-1].info, "boot_id", self.boot_id)
+        object.__setattr__(self.agents[-1].info, "instance", self.instance)
         return self.agents[-1]

@@ -114,7 +114,7 @@ class FakeGuest(FakePorts, FakeInventories):
         self.marks: Counter[str] = Counter()
         self.attached = 0
         self.reachable = True
-        self.boot_id = "boot"
+        self.instance = "boot"
         self.is_cut = asyncio.Event()
         """Set when its machine was ended or put back: whoever follows it finds the channel cut."""
 
@@ -143,7 +143,7 @@ class FakeGuest(FakePorts, FakeInventories):
             agent_version="fake",
             protocol_version=1,
             capabilities=frozenset({"exec.drop"}),
-            boot_id=self.boot_id,
+            instance=self.instance,
             agent_pid=1,
         )
 

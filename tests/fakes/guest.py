@@ -106,7 +106,7 @@ class FakeGuest(FakePorts, FakeFiles):
                     "ports",
                 }
             ),
-            boot_id="00000000-0000-0000-0000-000000000000",
+            instance="0000000000000000",
             agent_pid=os.getpid(),
         )
 

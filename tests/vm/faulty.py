@@ -9,21 +9,16 @@ import time
 from pathlib import Path
 
 from tests.machines import FAULT_FILE
-from tests.vm.conftest import daemon_process, end_daemon
+from tests.vm.conftest import daemon_process
 from torpor import Sandbox
 from torpor.base.fsio import write_atomic
 from torpor.base.home import Home
 
 
 class FaultyDaemon:
-    """The daemon of `home`, which from now on has a fault; a context that ends it.
+    """The daemon of `home`, which from now on has a fault; a context that ends it."""
 
-    With `adopts` it is a new one, which has made none of the machines itself.
-    """
-
-    def __init__(self, home: Home, fault: str, *, adopts: bool = False) -> None:
-        if adopts:
-            end_daemon(home)
+    def __init__(self, home: Home, fault: str) -> None:
         next(iter(Sandbox.list()), None)  # one is started, unless it runs
         found = daemon_process(home)
         assert found is not None

@@ -183,8 +183,7 @@ def test_a_reboot_is_part_of_the_proof(agent: Sandbox) -> None:
 def test_kill_9_of_the_daemon(agent: Sandbox, vm_home: Home, point: str) -> None:
     name = point.partition(".")[2]
     command = f"echo once >> /root/starts-{name}; {set_model(name)}; sleep 3; echo end"
-    # what made the machine knows it by the boot_id that it had before its renewal
-    with FaultyDaemon(vm_home, point, adopts=True) as daemon:
+    with FaultyDaemon(vm_home, point) as daemon:
         change = agent.change(
             "a daemon dies", run=command, checks=CHECKS, probation_seconds=600
         ).start()

@@ -80,7 +80,7 @@ def guest_info(answer: Mapping[str, Any]) -> GuestInfo:
         capabilities=frozenset(
             str(item)[:64] for item in (capabilities if isinstance(capabilities, list) else [])[:64]
         ),
-        boot_id=_text(answer, "boot_id", 64),
+        instance=_text(answer, "instance", 64),
         agent_pid=_whole(answer, "pid"),
     )
 

@@ -45,7 +45,7 @@ class SandboxMachine:
         self.volumes: tuple[VolumeDisk, ...] = ()
         """The volumes that its VMM is started with."""
         self.boot: str | None = None if vmm is None else ""
-        """The boot in which its volumes are known to be mounted; None: the first that its VMM tells of."""
+        """The agent (`GuestInfo.instance`) under which its volumes are known to be mounted; None: the first that is met."""
         self._tasks = tasks
         self._guest: Guest | None = None
         self._connecting = asyncio.Lock()
@@ -185,7 +185,7 @@ class SandboxMachine:
                 )
             )
             if self.boot is None:
-                self.boot = self._guest.info.boot_id
+                self.boot = self._guest.info.instance
             if self.parts.attend is not None and not self.info.is_clone_of_drill:
                 serving = self.parts.attend(self, self._guest)
                 self._tasks.launch(serving, name=f"memory socket {self.info.id}")

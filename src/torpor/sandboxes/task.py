@@ -223,7 +223,7 @@ class SandboxTask:
             generation = self.info.generation
             try:
                 found = await self._connected(generation)
-                if found.info.boot_id != self.machine.boot:
+                if found.info.instance != self.machine.boot:
                     await self.with_machine("mount volumes", mount_again)
                 yield found
             except GuestUnreachable as exc:

@@ -202,7 +202,7 @@ async def mount_again(m: SandboxMachine) -> None:
                 await mount(m, row, holder)
         except TorporError as exc:
             m.parts.report(f"volume {row.name} of {m.info.id}", exc)
-    m.boot = guest.info.boot_id
+    m.boot = guest.info.instance
 
 
 async def detach(m: SandboxMachine, path: str) -> None:

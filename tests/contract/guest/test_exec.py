@@ -273,4 +273,4 @@ async def test_a_long_command_and_environment(guest: Guest) -> None:
 async def test_ping_and_info(guest: Guest) -> None:
     await guest.ping()
     assert "exec" in guest.info.capabilities
-    assert guest.info.boot_id
+    assert guest.info.instance

@@ -827,7 +827,7 @@ def test_a_machine_that_was_booted_meanwhile_knows_no_end(act: Act) -> None:
         for found in guest.execs.values():
             found.kill(9)
         guest.execs.clear()
-        guest.boot_id = "another"
+        guest.instance = "another"
         await stage.restart()
         ended = await stage.until(begun)
         assert (ended.state, ended.ending) == (S.ROLLED_BACK, "machine")

@@ -331,7 +331,7 @@ def test_a_machine_that_booted_anew_has_its_volumes_before_anything_runs_in_it(
             await world.restart()
         else:
             agent.closed = True  # as at a reboot
-        world.connect.boot_id = "another boot"
+        world.connect.instance = "another boot"
         for _ in range(2):
             async with world.engine.guest(one.id) as guest:
                 assert guest.calls.count("mount /data") == 1  # type: ignore[attr-defined]

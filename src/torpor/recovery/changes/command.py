@@ -120,7 +120,7 @@ class CommandRun:
                 async with self._engine.guest(self._sandbox_id) as guest:
                     silent_since = None
                     generation = (await self._engine.get(self._sandbox_id)).generation
-                    here = {"boot_id": guest.info.boot_id, "generation": generation}
+                    here = {"instance": guest.info.instance, "generation": generation}
                     if started is None:
                         await note(here)
                         started = here
@@ -128,7 +128,7 @@ class CommandRun:
                         found = await self._run(guest)
                     elif await self._is_known(guest):
                         found = await self._attach(guest)
-                    elif started["boot_id"] == here["boot_id"]:
+                    elif started.get("instance") == here["instance"]:
                         found = await self._run(guest)  # noted, and never begun
                     else:
                         return self._unknown("the machine was booted meanwhile")
