@@ -214,9 +214,13 @@ class ProcessId:
 
     @staticmethod
     def of(pid: int) -> ProcessId | None:
-        """Return the identity of the running process `pid`; None if there is none or it is a zombie."""
+        """Return the identity of the running process `pid`; None if there is none or it is a zombie.
+
+        A zombie that still has other threads runs: until the last of them has ended, which a slow disk may delay after a
+        kill, its files are open, and what it was writing may still be written.
+        """
         fields = _stat_fields(pid)
-        if fields is None or fields[0] in (b"Z", b"X"):
+        if fields is None or fields[0] == b"X" or (fields[0] == b"Z" and int(fields[17]) <= 1):
             return None
         return ProcessId(pid, int(fields[19]))
 

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import platform
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,9 @@ import pytest
 from torpor.base import proc
 from torpor.base.proc import HostCommandFailed, ProcessId
 from torpor.errors import OperationTimeout
+
+_SYS_EXIT = {"x86_64": 60, "aarch64": 93}[platform.machine()]
+"""Ends one thread."""
 
 
 def _gone(pid: int) -> bool:
@@ -122,3 +127,28 @@ def test_a_number_that_was_given_to_another_process_is_not_taken_for_ours() -> N
 def test_a_program_that_does_not_exist_says_so(tmp_path: Path) -> None:
     with (tmp_path / "log").open("wb") as log, pytest.raises(FileNotFoundError):
         proc.start_detached(["/nonexistent"], log=log)
+
+
+def test_a_process_whose_first_thread_has_ended_runs_until_the_last_has(tmp_path: Path) -> None:
+    code = (
+        "import ctypes, threading, time\n"
+        "threading.Thread(target=lambda: time.sleep(60)).start()\n"
+        f"ctypes.CDLL(None).syscall({_SYS_EXIT}, 0)"
+    )
+    with (tmp_path / "log").open("wb") as log:
+        process = proc.start_detached([sys.executable, "-c", code], log=log)
+
+    async def scene() -> None:
+        try:
+            async with asyncio.timeout(20):
+                while "Z" not in Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2]:
+                    await asyncio.sleep(0.01)
+            assert process.alive()
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.2):
+                    await process.wait()
+        finally:
+            await process.kill()
+        assert not process.alive()
+
+    asyncio.run(scene())
