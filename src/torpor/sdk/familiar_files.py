@@ -116,11 +116,11 @@ class AsyncFiles:
             InvalidRequest: it is no folder.
             LimitExceeded: too much is watched already, or it has too many folders below it.
         """
-        return await self.watched(
+        return await self._watched(
             path, recursive=recursive, on_event=on_event, on_exit=on_exit, timeout=timeout
         )
 
-    async def watched(
+    async def _watched(
         self,
         path: str,
         *,

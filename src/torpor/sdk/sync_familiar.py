@@ -185,7 +185,7 @@ class Files:
             InvalidRequest: it is no folder.
             LimitExceeded: too much is watched already, or it has too many folders below it.
         """
-        return WatchHandle(loop_thread.run(self._files.watched(path, recursive=recursive)))
+        return WatchHandle(loop_thread.run(self._files._watched(path, recursive=recursive)))
 
 
 class Familiar(Handle):
