@@ -26,7 +26,7 @@ def bench(
         str | None,
         typer.Option(
             metavar="NAME,...",
-            help="Only these: boot, exec, files, comebacks, many, pause, bytes, memory, disk, crowd.",
+            help="Only these: boot, exec, files, comebacks, many, pause, bytes, memory, disk, crowd, volume, database.",
         ),
     ] = None,
     plot: Annotated[
