@@ -86,7 +86,7 @@ class Liar:
                 "window": 1 << 18,
                 "capabilities": [],
                 "agent_version": "liar",
-                "boot_id": "b",
+                "instance": "i",
                 "pid": 1,
             }
             await self.send(protocol.HELLO, 0, pack_json({**honest, **self.hello}))
@@ -149,7 +149,7 @@ async def test_a_protocol_skew_is_refused_in_words(liar: Liar, tmp_path: Path) -
         {"protocol": True, "oldest": []},
         {"pid": -1},
         {"agent_version": "x" * 10_000},
-        {"boot_id": None},
+        {"instance": None},
         {"refusal": "I will not"},
     ],
 )
