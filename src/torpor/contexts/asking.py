@@ -79,8 +79,9 @@ async def asking(
             async for event in followed:
                 if isinstance(event, ExecOutput) and event.stream == "stdout":
                     seen += len(event.data)
-                    for said in lines.feed(event.data):
-                        yield said
+                    async with closing(lines.feed(event.data)) as objects:
+                        async for said in objects:
+                            yield said
                 elif isinstance(event, ExecEnded):
                     is_over = True
                     if event.info.exit_code == _GONE:

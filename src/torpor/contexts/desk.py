@@ -196,8 +196,9 @@ async def _first_words(exec_id: ExecId, followed: Followed) -> dict[str, Any]:
     async with followed as events, closing(events):
         async for event in events:
             if isinstance(event, ExecOutput) and event.stream == "stdout":
-                for said in lines.feed(event.data):
-                    return said
+                async with closing(lines.feed(event.data)) as objects:
+                    async for said in objects:
+                        return said
             elif isinstance(event, ExecOutput):
                 stderr = (stderr + event.data)[-2000:]
             elif isinstance(event, ExecEnded):

@@ -1,10 +1,16 @@
-"""What a context's program says, line by line, made into events; nothing of it is believed but its shape."""
+"""What a context's program says, line by line, made into events; nothing of it is believed but its shape.
+
+A line is bounded in bytes and in the values that its JSON makes: one of empty lists takes seconds to read and thirty
+times its size in memory. A long one is read in a thread, so that the daemon goes on meanwhile.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import re
+from collections.abc import AsyncGenerator
 from typing import Any, Final
 
 from torpor.errors import Busy, GuestFailed, TorporError
@@ -21,7 +27,15 @@ from torpor.model_contexts import (
 LINE_BYTES: Final = 24 << 20
 RUN_BYTES: Final = 96 << 20
 """Of all lines of one run together."""
+LINE_VALUES: Final = 1 << 20
+"""Values in the JSON of one line, whose reading nothing interrupts."""
+RUN_VALUES: Final = 2 << 20
+"""Of all lines of one run that are longer than `_SMALL_BYTES`."""
 RESULTS_MOST: Final = 4096
+_SMALL_BYTES: Final = 1 << 10
+_AT_ONCE_BYTES: Final = 32 << 10
+"""A line of that length is read where it came; a longer one in a thread."""
+_VALUE: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[\[{,]', re.DOTALL)
 _MIME: Final = re.compile(
     r"[A-Za-z0-9!#$&^_.+-]{1,60}/[A-Za-z0-9!#$&^_.+-]{1,60}(;[^\x00-\x1f]{0,60})?"
 )
@@ -30,17 +44,33 @@ _MIME: Final = re.compile(
 class Lines:
     """Cuts bytes into JSON objects."""
 
-    def __init__(self, *, line_bytes: int = LINE_BYTES, total_bytes: int = RUN_BYTES) -> None:
+    def __init__(
+        self,
+        *,
+        line_bytes: int = LINE_BYTES,
+        total_bytes: int = RUN_BYTES,
+        line_values: int = LINE_VALUES,
+        total_values: int = RUN_VALUES,
+    ) -> None:
         self._line_bytes = line_bytes
         self._left = total_bytes
+        self._line_values = line_values
+        self._values_left = total_values
         self._held = bytearray()
 
-    def feed(self, data: bytes) -> list[dict[str, Any]]:
-        """Return the objects that are whole now.
+    async def feed(self, data: bytes) -> AsyncGenerator[dict[str, Any], None]:
+        """Yield the objects that are whole now.
 
         Raises:
-            GuestFailed: a line is too long or no JSON object, or there are too many.
+            GuestFailed: a line is too long or no JSON object, or there are too many, or too many values in them.
         """
+        for line in self._cut(data):
+            if len(line) <= _AT_ONCE_BYTES:
+                yield self._object(line)
+            else:
+                yield await asyncio.to_thread(self._object, line)
+
+    def _cut(self, data: bytes) -> list[bytes]:
         self._left -= len(data)
         self._held += data
         if b"\n" not in data:
@@ -51,7 +81,29 @@ class Lines:
         self._held = bytearray(rest)
         if self._left < 0 or any(len(line) > self._line_bytes for line in lines):
             raise _nonsense("it sent more than is believed")
-        return [_object(line) for line in lines if line.strip()]
+        return [line for line in lines if line.strip()]
+
+    def _object(self, line: bytes) -> dict[str, Any]:
+        if len(line) > _SMALL_BYTES:
+            most = min(self._line_values, self._values_left)
+            found = _values(line, most)
+            if found > most:
+                raise _nonsense("it sent more values than are believed")
+            self._values_left -= found
+        return _object(line)
+
+
+def _values(line: bytes, most: int) -> int:
+    """Return a bound of how many values the JSON of a line has; one that is over `most` when that is so."""
+    found = line.count(b",") + line.count(b"[") + line.count(b"{")
+    if found <= _SMALL_BYTES:
+        return found  # texts may have such characters, too; a few do not matter
+    found = 0
+    for token in _VALUE.finditer(line):
+        found += token[0] in b",[{"
+        if found > most:
+            break
+    return found
 
 
 def _object(line: bytes) -> dict[str, Any]:

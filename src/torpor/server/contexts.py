@@ -62,7 +62,8 @@ async def code_run(
 ) -> CodeRunWire:
     """Return all that came of code. Raises as `run`, and as `desk.default` or `desk.running`."""
     async with _entered(engine, sandbox_id, chosen) as (guest, context):
-        return CodeRunWire.made_of(context, await run_whole(guest, context, spec))
+        ran = await run_whole(guest, context, spec)
+        return await asyncio.to_thread(CodeRunWire.made_of, context, ran)
 
 
 async def code_frames(
@@ -74,7 +75,10 @@ async def code_frames(
         closing(run(guest, context, spec)) as events,
     ):
         async for event in events:
-            yield _frame(context, event)
+            if isinstance(event, CodeResult):  # it can be large
+                yield await asyncio.to_thread(_frame, context, event)
+            else:
+                yield _frame(context, event)
 
 
 def _frame(context: ContextInfo, event: CodeEvent) -> bytes:

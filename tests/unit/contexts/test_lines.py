@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import threading
 import time
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
+from torpor.base.aio import closing
+from torpor.contexts import lines as module
 from torpor.contexts.lines import Lines, event_of
 from torpor.contexts.running import Ran
 from torpor.errors import Busy, GuestFailed
@@ -22,33 +27,40 @@ from torpor.model_contexts import (
     context_of,
 )
 
+pytestmark = pytest.mark.anyio
+
 SERVE = f"{CONTEXTS_FOLDER}-0123456789abcdef/serve.py"
+
+
+async def fed(lines: Lines, data: bytes) -> list[dict[str, Any]]:
+    async with closing(lines.feed(data)) as objects:
+        return [said async for said in objects]
 
 
 def event(**said: Any) -> object:
     return event_of(said, duration_ms=5)
 
 
-def test_lines_come_however_they_are_cut() -> None:
+async def test_lines_come_however_they_are_cut() -> None:
     data = b'{"a": 1}\n\n{"b": "\xc3\xa9"}\n'
     for size in range(1, len(data) + 1):
         lines, found = Lines(), []
         for begin in range(0, len(data), size):
-            found += lines.feed(data[begin : begin + size])
+            found += await fed(lines, data[begin : begin + size])
         assert found == [{"a": 1}, {"b": "é"}]
 
 
 @pytest.mark.parametrize(
     "line", [b"[]", b"1", b'"x"', b"{", b"\xff", b"null", b"[" * 100_000 + b"\n"]
 )
-def test_a_line_that_is_no_object(line: bytes) -> None:
+async def test_a_line_that_is_no_object(line: bytes) -> None:
     with pytest.raises(GuestFailed, match="makes no sense"):
-        Lines().feed(line + b"\n")
+        await fed(Lines(), line + b"\n")
 
 
-def test_numbers_that_json_has_not_are_nothing() -> None:
+async def test_numbers_that_json_has_not_are_nothing() -> None:
     said = b'{"a": NaN, "b": [Infinity, 1e999, -1e999, 1.5]}\n'
-    assert Lines().feed(said) == [{"a": None, "b": [None, None, None, 1.5]}]
+    assert await fed(Lines(), said) == [{"a": None, "b": [None, None, None, 1.5]}]
 
 
 def test_output_in_a_million_pieces_is_not_copied_a_million_times() -> None:
@@ -60,14 +72,53 @@ def test_output_in_a_million_pieces_is_not_copied_a_million_times() -> None:
     assert time.process_time() - begun_s < 10, "one by one it takes half a minute"
 
 
-def test_a_line_and_a_run_have_limits() -> None:
+async def test_a_line_and_a_run_have_limits() -> None:
     for data in (b"x" * 101, b'{"a": "' + b"x" * 100 + b'"}\n'):
         with pytest.raises(GuestFailed, match="more than is believed"):
-            Lines(line_bytes=100).feed(data)
+            await fed(Lines(line_bytes=100), data)
     lines = Lines(total_bytes=100)
-    assert lines.feed(b'{"a": 1}\n' * 10)
+    assert await fed(lines, b'{"a": 1}\n' * 10)
     with pytest.raises(GuestFailed, match="more than is believed"):
-        lines.feed(b'{"a": 1}\n' * 10)
+        await fed(lines, b'{"a": 1}\n' * 10)
+
+
+async def test_the_values_of_a_line_and_of_a_run_have_limits() -> None:
+    many = b'{"a": [' + b"[]," * 2000 + b"0]}\n"
+    with pytest.raises(GuestFailed, match="more values than are believed"):
+        await fed(Lines(line_values=4000), many)
+    lines = Lines(line_values=4010, total_values=8100)
+    for _ in range(2):
+        assert len((await fed(lines, many))[0]["a"]) == 2001
+    with pytest.raises(GuestFailed, match="more values than are believed"):
+        await fed(lines, many)
+    assert await fed(lines, b'{"a": "short lines are as before"}\n')
+
+
+async def test_marks_inside_texts_are_no_values() -> None:
+    for text in ("[{,\\" * 3000 + '"', '\\"' * 9000, '"]},"' * 5000):
+        line = json.dumps({"a": text}).encode() + b"\n"
+        assert await fed(Lines(line_values=5), line) == [{"a": text}]
+    with pytest.raises(GuestFailed, match="no JSON object"):  # a text without an end, told at once
+        await fed(Lines(), b'{"a": "' + b'\\",' * 200_000 + b"\n")
+
+
+async def test_while_a_long_line_is_read_the_loop_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    has_begun, goes_on, read = asyncio.Event(), threading.Event(), module._object
+    loop = asyncio.get_running_loop()
+
+    def slow(line: bytes) -> dict[str, Any]:
+        loop.call_soon_threadsafe(has_begun.set)
+        assert goes_on.wait(30), "nothing but the reading went on"
+        return read(line)
+
+    async def beside() -> None:
+        await has_begun.wait()
+        goes_on.set()
+
+    monkeypatch.setattr(module, "_object", slow)
+    line = json.dumps({"a": "x" * 100_000}).encode() + b"\n"
+    _, found = await asyncio.gather(beside(), fed(Lines(), line))
+    assert len(found[0]["a"]) == 100_000
 
 
 def test_events() -> None:

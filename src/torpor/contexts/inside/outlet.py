@@ -8,6 +8,8 @@ from typing import Any
 
 VALUE_BYTES = 8 << 20
 """Longest value of one kind (such as one PNG) that is handed on."""
+JSON_VALUES = 1 << 19
+"""Most numbers, texts, lists and objects in the JSON that one run hands on; the host takes no more."""
 _TRACEBACK_CHARS = 64 << 10
 
 
@@ -18,6 +20,7 @@ class Outlet:
         self._writer = writer
         self._room = {"stdout": output_bytes, "stderr": output_bytes}
         self._result_room = result_bytes
+        self._values_room = JSON_VALUES
         self.written = {"stdout": 0, "stderr": 0}
         """Bytes that the code wrote, those that were left out included."""
 
@@ -47,11 +50,14 @@ class Outlet:
         kept: dict[str, Any] = {}
         omitted: dict[str, int] = {}
         for mime, value in list(data.items())[:32]:
-            size = len(value) if isinstance(value, str) else len(json.dumps(value))
-            if size > min(VALUE_BYTES, self._result_room):
+            text = value if isinstance(value, str) else json.dumps(value)
+            size = len(text)
+            values = 0 if text is value else sum(text.count(mark) for mark in ",[{")
+            if size > min(VALUE_BYTES, self._result_room) or values > self._values_room:
                 omitted[str(mime)[:100]] = size
             else:
                 self._result_room -= size
+                self._values_room -= values
                 kept[str(mime)[:100]] = value
         if self._result_room > -(1 << 20):
             self._result_room -= 64  # so that empty results come to an end, too

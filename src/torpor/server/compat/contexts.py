@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated
@@ -127,7 +128,7 @@ async def pandastack_run_in_session(
         interrupt_on_disconnect=True,
     )
     ran = await until_hang_up(request, code_run(engine, info.id, ContextId(session), spec))
-    return Reply(CodeTold.of(ran))
+    return await asyncio.to_thread(lambda: Reply(CodeTold.of(ran)))  # it can be large
 
 
 @router.delete("/{session}", status_code=204)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from fastapi import APIRouter, Request, Response
 
 from torpor.contexts import desk
@@ -81,7 +83,7 @@ async def run_in_context(
 ) -> Reply:
     """Run code and answer when it has ended; an error that it raises is part of the answer."""
     work = code_run(engine, SandboxId(sandbox_id), ContextId(context_id), body.spec())
-    return Reply(await until_hang_up(request, work))
+    return await asyncio.to_thread(Reply, await until_hang_up(request, work))
 
 
 @router.post(
@@ -104,7 +106,7 @@ async def run_code(
 ) -> Reply:
     """Run code in the sandbox's default context of a language, which is made when it is first needed."""
     work = code_run(engine, SandboxId(sandbox_id), body.language, body.spec())
-    return Reply(await until_hang_up(request, work))
+    return await asyncio.to_thread(Reply, await until_hang_up(request, work))
 
 
 @router.post("/run/stream", response_class=Response, responses=streams(EVENTS, _EVENTS))
