@@ -193,7 +193,7 @@ class Branches:
                 except GuestFailed as exc:
                     if not any(words in exc.message for words in _NOT_REACHED):
                         raise
-                    raise self._outside(source, target_time, exc.message) from exc
+                    raise self._cut_off(source, target_time, exc.message) from exc
             await volumes.detach(SandboxId(str(row.sandbox_id)), server.SOURCE)
         finally:
             await finish(self._drop_log(row, log.id), within_s=_END_S)
@@ -233,14 +233,32 @@ class Branches:
 
     def _outside(self, source: DatabaseRow, wanted: datetime, why: str) -> OutsideArchive:
         oldest = min((s.at for s in source.snapshots), default=None)
-        since = "nothing" if oldest is None else oldest.isoformat()
-        return OutsideArchive(
-            f"database {source.name} cannot be had as of {wanted.isoformat()}: {why}",
-            hint=f"it can be from {since} until now",
-            database=source.name,
-            target_time=wanted.isoformat(),
-            recoverable_from=None if oldest is None else oldest.isoformat(),
-        )
+        return _outside(source, wanted, why, oldest, f"as it is now: {_clone_words(source)}")
+
+    def _cut_off(self, source: DatabaseRow, wanted: datetime, why: str) -> OutsideArchive:
+        """Return the error for a time behind which the log was given up: up to the next snapshot none can be had."""
+        older = [s for s in source.snapshots if s.at <= wanted]
+        later = min((s.at for s in source.snapshots if s.at > wanted), default=None)
+        last = f"as it was at {older[-1].at.isoformat()}: {_clone_words(source)} --snapshot {older[-1].id}"
+        return _outside(source, wanted, why, later, last)
+
+
+def _outside(
+    source: DatabaseRow, wanted: datetime, why: str, since: datetime | None, instead: str
+) -> OutsideArchive:
+    """Return the error for a time that cannot be had; times from `since` on can be, if there is such a time."""
+    times = "" if since is None else f"it can be had from {since.isoformat()} until now; or "
+    return OutsideArchive(
+        f"database {source.name} cannot be had as of {wanted.isoformat()}: {why}",
+        hint=f"{times}{instead}",
+        database=source.name,
+        target_time=wanted.isoformat(),
+        recoverable_from=None if since is None else since.isoformat(),
+    )
+
+
+def _clone_words(source: DatabaseRow) -> str:
+    return f"torpor db clone {source.name} NEW"
 
 
 def find_snapshot(row: DatabaseRow, wanted: str) -> DatabaseSnapshot:

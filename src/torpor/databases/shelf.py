@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import difflib
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 
 from torpor.base.aio import finish
 from torpor.base.ids import check_name, is_id
@@ -47,7 +48,8 @@ class DatabaseShelf:
         """Return a database. Raises `NotFound`."""
         found = self.find(name_or_id, workspace)
         if found is None:
-            raise no_database(name_or_id)
+            mine = (r.name for r in self._found.values() if r.workspace == workspace)
+            raise no_database(name_or_id, mine)
         return found
 
     def check_name(self, name: str, workspace: str) -> None:
@@ -110,10 +112,10 @@ class DatabaseShelf:
         await finish(both(), within_s=_SAVE_S)
 
 
-def no_database(name: str) -> NotFound:
-    """Return the error for a database that is not there."""
+def no_database(name: str, there: Iterable[str]) -> NotFound:
+    """Return the error for a database that is not there; `there`: the names that its asker may see."""
+    near = difflib.get_close_matches(name, sorted(there), n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"make it: torpor db create {name}"
     return NotFound(
-        f"there is no database {name}",
-        hint=f"make it: torpor db create {name}; or list them: torpor db ls",
-        database=name,
+        f"there is no database {name}", hint=f"{hint}; or list them: torpor db ls", database=name
     )

@@ -35,13 +35,14 @@ class DatabasesView:
 
     async def id_of(self, name: str) -> str:
         """Return the id of a database that the request sees. Raises `NotFound`."""
-        seen = [d for d in await self.list() if name in (d.id, d.name)]
+        there = await self.list()
+        seen = [d for d in there if name in (d.id, d.name)]
         for info in seen:
             if name == info.id or info.workspace == self._principal.workspace:
                 return info.id
         if len(seen) == 1:
             return seen[0].id
-        raise no_database(name)
+        raise no_database(name, (d.name for d in there))
 
     async def create(self, spec: DatabaseSpec, progress: Progress) -> DatabaseInfo:
         """Make a database in the workspace."""

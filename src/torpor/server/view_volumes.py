@@ -9,11 +9,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from torpor.access.principal import Principal
-from torpor.errors import NotFound
 from torpor.model import SandboxId, SandboxInfo
 from torpor.model_access import DEFAULT_WORKSPACE
 from torpor.model_volumes import VolumeHolder, VolumeInfo, VolumeMount, VolumeSnapshotInfo
 from torpor.sandboxes.volume_port import VolumesPort
+from torpor.volumes.missing import no_volume
 
 
 class VolumesView:
@@ -36,17 +36,14 @@ class VolumesView:
     async def id_of(self, name: str, workspace: str | None = None) -> str:
         """Return the id of a volume that the request sees. Raises `NotFound`."""
         home = workspace or self._principal.workspace
-        seen = [info for info in await self.list() if name in (info.id, info.name)]
+        there = await self.list()
+        seen = [info for info in there if name in (info.id, info.name)]
         for info in seen:
             if name == info.id or info.workspace == home:
                 return info.id
         if len(seen) == 1:
             return seen[0].id
-        raise NotFound(
-            f"there is no volume {name}",
-            hint=f"make it: torpor volume create {name}; or list them: torpor volume ls",
-            volume=name,
-        )
+        raise no_volume(name, (info.name for info in there))
 
     async def mounts(
         self, mounts: Sequence[VolumeMount], workspace: str | None = None

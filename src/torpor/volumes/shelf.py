@@ -18,6 +18,7 @@ from torpor.errors import Conflict, NotFound
 from torpor.layers.merges import Merges
 from torpor.model_access import DEFAULT_WORKSPACE
 from torpor.model_volumes import VolumeHolder, VolumeId, VolumeSnapshotId
+from torpor.volumes.missing import no_volume
 
 _SAVE_S = 60.0
 
@@ -60,10 +61,9 @@ class VolumeShelf:
         """Return a volume. Raises `NotFound`."""
         found = self.find(name_or_id)
         if found is None:
-            raise NotFound(
-                f"there is no volume {name_or_id}",
-                hint=f"make it: torpor volume create {name_or_id}; or list them: torpor volume ls",
-                volume=name_or_id,
+            raise no_volume(
+                name_or_id,
+                (r.name for r in self._volumes.values() if r.workspace == DEFAULT_WORKSPACE),
             )
         return found
 

@@ -160,7 +160,7 @@ def test_the_command_line(
     assert "a" in cli("db", "snapshots", "shop")
     assert cli("db", "clone", "shop", "copy", "--snapshot", "a").startswith("postgresql://")
     early = ("db", "clone", "shop", "past", "--target-time", "2000-01-01T00:00:00Z")
-    assert "it can be from" in cli.fails(*early, code=114)
+    assert "it can be had from" in cli.fails(*early, code=114)
     assert cli("db", "idle", "shop", "15m") == "shop  900\n"
     assert cli("db", "grow", "shop", "2g") == "shop  2.0 GiB\n"
     assert cli("db", "hibernate", "shop") == "shop  hibernated\n"
@@ -168,6 +168,7 @@ def test_the_command_line(
     assert cli("db", "reset-password", "shop").strip() != url
     assert cli("db", "upgrade", "shop", "--no-build") == "shop  17.6\n"
     cli.fails("db", "attach", "shop", "sbx_00000000000000000001", code=66)
+    assert "did you mean 'copy'?" in cli.fails("db", "rm", "copyy", code=66)
     cli("db", "rm", "copy")
 
     psql = tmp_path / "psql"
@@ -182,4 +183,4 @@ def test_the_command_line(
     assert environment["PGHOST"] == "127.0.0.1"
     assert environment["PGPASSWORD"] not in " ".join(argv)
     assert cli("db", "rm", "shop") == "shop\n"
-    assert cli.fails("db", "url", "shop", code=66)
+    assert "make it: torpor db create shop" in cli.fails("db", "url", "shop", code=66)

@@ -185,6 +185,8 @@ def test_command_line(cli: Cli, tmp_path: Path) -> None:
     for wrong in ("data", "data:", "data:data", "data:/d:xx", ":/d"):
         cli.fails("create", "base", "-v", wrong, code=64)
     cli.fails("volume", "rm", "data", code=103)
+    assert "did you mean 'data'?" in cli.fails("volume", "rm", "dta", code=66)
+    assert "torpor volume create else" in cli.fails("volume", "rm", "else", code=66)
     assert cli("volume", "detach", sandbox[:12], "/data") == "/data\n"
     cli.fails("volume", "detach", sandbox, "/data", code=66)
     assert "at /d of" in cli("volume", "attach", "data", sandbox, "/d", "--repair")

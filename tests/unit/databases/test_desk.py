@@ -220,7 +220,17 @@ async def test_a_time_outside_the_archive_is_refused_with_what_it_reaches(
         with pytest.raises(OutsideArchive, match=why) as caught:
             await desk.clone("shop", CloneSpec(name="then", target_time=wanted))
         assert made.recoverable_from is not None
-        assert caught.value.facts["recoverable_from"] == made.recoverable_from.isoformat()
+        oldest = made.recoverable_from.isoformat()
+        assert caught.value.facts["recoverable_from"] == oldest
+        assert caught.value.hint == (
+            f"it can be had from {oldest} until now; or as it is now: torpor db clone shop NEW"
+        )
+    (first,) = await desk.snapshots("shop")
+    await desk.delete_snapshot("shop", first.id)
+    with pytest.raises(OutsideArchive, match="so old") as caught:
+        await desk.clone("shop", CloneSpec(name="then", target_time=now))
+    assert caught.value.hint == "as it is now: torpor db clone shop NEW"
+    assert caught.value.facts["recoverable_from"] is None
     with pytest.raises(InvalidRequest, match="time zone"):
         await desk.clone(
             "shop",

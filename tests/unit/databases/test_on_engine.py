@@ -232,6 +232,16 @@ def test_a_log_that_does_not_reach_the_time_is_told_as_that(
             patch.setattr(server, "run", short)
             with pytest.raises(OutsideArchive, match="target was reached") as caught:
                 await desk.clone("one", CloneSpec(name="past", target_time=then))
+            (first,) = await desk.snapshots("one")
+            kept = f"as it was at {first.at.isoformat()}: torpor db clone one NEW --snapshot {first.id}"
+            assert caught.value.hint == kept, "no time behind it can be had"
+            assert caught.value.facts["recoverable_from"] is None
+            later = await desk.snapshot("one")
+            with pytest.raises(OutsideArchive) as caught:
+                await desk.clone("one", CloneSpec(name="past", target_time=then))
+        assert (
+            caught.value.hint == f"it can be had from {later.at.isoformat()} until now; or {kept}"
+        )
         assert caught.value.facts["database"] == "one"
         assert [d.name for d in await desk.list()] == ["one"]
 
