@@ -8,7 +8,7 @@ BIN := .venv/bin
 SOURCE ?=
 PYTEST_ARGS ?=
 
-.PHONY: help install demo test test-rig test-kvm check lint unit faults bench lock openapi clean
+.PHONY: help install demo test test-rig test-kvm check lint unit slow faults bench lock openapi clean
 
 help: ## List these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,6 +45,10 @@ lint: ## Run all checks that read the code only
 unit: ## Run the unit tests
 	@scripts/bootstrap --dev
 	@$(BIN)/python -m pytest tests/unit $(PYTEST_ARGS)
+
+slow: ## Run the tests that are left out of `make test` because they take minutes each (real machines)
+	@scripts/bootstrap --dev
+	@$(BIN)/python -m pytest -m slow tests/vm $(PYTEST_ARGS)
 
 faults: ## Try all of the fault-injection suite, each fault alone, with its control (real machines)
 	@scripts/bootstrap --dev
