@@ -11,7 +11,7 @@ from typing_extensions import override
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
-from websockets.frames import Frame
+from websockets.frames import CloseCode, Frame
 from websockets.http11 import Request
 
 from torpor.errors import InvalidRequest, OperationTimeout, RateLimited, TorporError
@@ -219,3 +219,17 @@ class Socket(WebSocketsSansIOProtocol):
                 "a WebSocket was cut: a message came in over %d frames", limits.FRAGMENTS_MOST
             )
             self.transport.abort()
+
+    @override
+    def send_receive_event_to_app(self) -> None:
+        if self.curr_msg_data_type == "text" and not self.close_sent:
+            data = b"".join(self.frames)
+            try:
+                data.decode()
+            except UnicodeDecodeError:  # what a client sends is no error of ours
+                self.frames = []
+                self.conn.send_close(CloseCode.INVALID_DATA, "a text message is UTF-8")
+                self.handle_parser_exception()
+                return
+            self.frames = [data]
+        super().send_receive_event_to_app()

@@ -457,6 +457,46 @@ def test_frames_without_end_take_no_memory_without_end(
     assert rest.ok("GET", "/v1/health")["status"] == "ok"
 
 
+def framed(opcode: int, data: bytes, *, fin: bool = True) -> bytes:
+    """Return a client's frame, masked with zeros."""
+    return bytes([(0x80 if fin else 0) | opcode, 0x80 | len(data)]) + bytes(4) + data
+
+
+@pytest.mark.parametrize(
+    ("frames", "code"),
+    [
+        (framed(1, b'{"type": "\xff"}'), 1007),
+        (framed(1, b"\xed\xa0\x80"), 1007),  # a surrogate
+        (framed(1, b'"\xc3', fin=False) + framed(0, b'"'), 1007),
+        (framed(1, b"\xff") + framed(1, b"\xff") + framed(2, b"more"), 1007),
+        (framed(1, b'{"type": "\xc3', fin=False) + framed(0, b'\xa9"}'), 1008),  # UTF-8 it is
+    ],
+    ids=["byte", "surrogate", "across frames", "twice", "a letter in two frames"],
+)
+def test_a_text_that_is_not_utf_8_ends_the_connection(
+    home: Home, rest: Rest, caplog: pytest.LogCaptureFixture, frames: bytes, code: int
+) -> None:
+    with echoing() as port, socket.socket(socket.AF_UNIX) as link:
+        sandbox = rest.create()
+        link.settimeout(10)
+        link.connect(str(home.socket))
+        link.sendall(handshake(f"/v1/sandboxes/{sandbox}/ports/{port}/tunnel", "torpor"))
+        answers = link.makefile("rb")
+        assert answers.readline().startswith(b"HTTP/1.1 101 ")
+        while answers.readline() != b"\r\n":
+            pass
+        link.sendall(frames)
+        said = b""
+        while code.to_bytes(2, "big") not in said and (piece := answers.read1()):
+            said += piece
+        if code == 1007:  # nothing but the end is said, and the server hangs up
+            assert said.startswith(b"\x88")
+            assert answers.read() == b""
+    assert code.to_bytes(2, "big") in said
+    assert errors_in(caplog) == []
+    assert rest.ok("GET", f"/v1/sandboxes/{sandbox}")["state"] == "running"
+
+
 def test_an_idle_tunnel_is_closed(home: Home, rest: Rest) -> None:
     with echoing() as port, opened(home, rest.create(), port, "?idle_seconds=1") as tunnel:
         assert "operation.timeout" in tunnel.recv(timeout=20)
