@@ -53,21 +53,42 @@ class InventoryMethods:
         if not isinstance(deadline_s, (int, float)) or not 0 < deadline_s <= _DEADLINE_MOST_S:
             raise AgentError(errors.INVALID, f"a deadline of {deadline_s!r} seconds cannot be")
         async with self._turn:
-            if self._worker is None or self._worker.has_ended:
-                self._worker = await _Worker.start(self._launcher, self._root, self._key_path)
-            worker = self._worker
-            timer = asyncio.get_running_loop().call_later(deadline_s + _MARGIN_S, worker.kill)
+            is_kept = self._worker is not None and not self._worker.has_ended
             try:
-                end = await worker.ask({**params, "do": what}, stream)
-            except BaseException:
-                self._worker = None
-                worker.kill()
-                raise
-            finally:
-                timer.cancel()
+                end = await self._ask_worker(what, params, stream, deadline_s + _MARGIN_S)
+            except _Cut as cut:
+                if not is_kept or not cut.is_silent:
+                    raise
+                # it had ended since the last time, which was not known yet
+                end = await self._ask_worker(what, params, stream, deadline_s + _MARGIN_S)
         if "error" in end:
             raise AgentError(errors.FAILED, f"the inventory failed: {str(end['error'])[:500]}")
         return end
+
+    async def _ask_worker(
+        self, what: str, params: dict[str, Any], stream: Stream | None, limit_s: float
+    ) -> dict[str, Any]:
+        if self._worker is None or self._worker.has_ended:
+            self._worker = await _Worker.start(self._launcher, self._root, self._key_path)
+        worker = self._worker
+        timer = asyncio.get_running_loop().call_later(limit_s, worker.kill)
+        try:
+            return await worker.ask({**params, "do": what}, stream)
+        except BaseException:
+            self._worker = None
+            worker.kill()
+            raise
+        finally:
+            timer.cancel()
+
+
+class _Cut(AgentError):
+    """Raised when the process ended before its answer did."""
+
+    def __init__(self, *, is_silent: bool) -> None:
+        super().__init__(errors.TIMEOUT, "the inventory took too long, or its process was ended")
+        self.is_silent = is_silent
+        """It said nothing, and nobody ended it for being late."""
 
 
 class _Worker:
@@ -79,6 +100,7 @@ class _Worker:
         self._link = link
         self._rest = bytearray()
         self.has_ended = False
+        self._was_killed = False
 
     @staticmethod
     async def start(launcher: Launcher, root: str, key_path: str) -> _Worker:
@@ -125,6 +147,7 @@ class _Worker:
 
     def kill(self) -> None:
         """End the process, and what it has started."""
+        self._was_killed = True
         if not self.has_ended:
             self._launcher.kill(self._child)
 
@@ -134,7 +157,7 @@ class _Worker:
         Raises:
             AgentError: the process ended, or answered what makes no sense.
         """
-        loop = asyncio.get_running_loop()
+        loop, is_silent = asyncio.get_running_loop(), True
         try:
             await loop.sock_sendall(self._link, protocol.pack_json(request) + b"\n")
             while True:
@@ -146,10 +169,13 @@ class _Worker:
                 if end is not None:
                     return dict(json.loads(end)["end"])
                 data = await loop.sock_recv(self._link, _BATCH)
-                if not data or len(self._rest) > _LINE_MOST:
-                    raise AgentError(
-                        errors.TIMEOUT, "the inventory took too long, or its process was ended"
-                    )
+                if not data:
+                    raise _Cut(is_silent=is_silent and not self._was_killed)
+                is_silent = False
+                if len(self._rest) > _LINE_MOST:
+                    raise AgentError(errors.FAILED, "the inventory's process sent too long a line")
                 self._rest += data
+        except ConnectionError as exc:  # it ended with something of ours unread
+            raise _Cut(is_silent=is_silent and not self._was_killed) from exc
         except (OSError, ValueError, KeyError, TypeError) as exc:
             raise AgentError(errors.FAILED, f"the inventory's process failed: {exc!r}") from exc
