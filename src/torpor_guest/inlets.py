@@ -7,6 +7,8 @@ of one. What the host does not take in time is closed, so that a program never w
 from __future__ import annotations
 
 import asyncio
+import errno
+import logging
 import socket
 from typing import Any
 
@@ -19,6 +21,11 @@ from torpor_guest.stream import Stream
 MAX_WAITING = 64
 MAX_INLETS = 64
 TAKE_S = 30.0
+AGAIN_S = 0.2
+"""How long nothing is accepted after a refusal that passes."""
+_PASSES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED)
+
+_log = logging.getLogger("torpor")
 
 
 class InletMethods:
@@ -30,29 +37,47 @@ class InletMethods:
         self._inlets = 0
 
     async def serve(self, stream: Stream, params: dict[str, Any]) -> dict[str, Any]:
-        """Listen on a port and send the number of each connection, until the host ends it."""
+        """Listen on a port and send the number of each connection, until the host ends it.
+
+        What the kernel refuses for want of room is tried again; any other refusal ends it, and is told.
+        """
         port = _port(params)
         if self._inlets >= MAX_INLETS:
             raise AgentError(errors.LIMIT, f"{MAX_INLETS} ports lead to the host already")
         loop, mine = asyncio.get_running_loop(), set[int]()
         with _listening(port) as listener:
             self._inlets += 1
-            accepting = loop.create_task(self._accept(stream, listener, mine))
+            accepting = loop.create_task(self._accept(stream, listener, mine, port))
+            ending = loop.create_task(_until_end(stream))
             try:
                 await _say(stream, {"port": port})
-                while await stream.receive() is not None:
-                    pass
+                await asyncio.wait((accepting, ending), return_when=asyncio.FIRST_COMPLETED)
+                (ending if ending.done() else accepting).result()
                 return {}
             finally:
                 self._inlets -= 1
                 accepting.cancel()
+                ending.cancel()
+                await asyncio.gather(accepting, ending, return_exceptions=True)
                 for key in mine:
                     self._forget(key)
 
-    async def _accept(self, stream: Stream, listener: socket.socket, mine: set[int]) -> None:
-        loop = asyncio.get_running_loop()
+    async def _accept(
+        self, stream: Stream, listener: socket.socket, mine: set[int], port: int
+    ) -> None:
+        loop, is_refused = asyncio.get_running_loop(), False
         while True:
-            link, _ = await loop.sock_accept(listener)
+            try:
+                link, _ = await loop.sock_accept(listener)
+            except OSError as exc:
+                if exc.errno not in _PASSES:
+                    raise errors.from_os(exc, f"port {port} of the machine broke") from exc
+                if not is_refused:
+                    _log.warning("port %d accepts nothing for now: %s", port, exc.strerror)
+                is_refused = True
+                await asyncio.sleep(AGAIN_S)
+                continue
+            is_refused = False
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
             if len(self._waiting) >= MAX_WAITING:
@@ -98,6 +123,11 @@ def _listening(port: int) -> socket.socket:
             errno=errors.name_of(exc),
         ) from exc
     return found
+
+
+async def _until_end(stream: Stream) -> None:
+    while await stream.receive() is not None:
+        pass
 
 
 async def _say(stream: Stream, item: dict[str, Any]) -> None:

@@ -19,6 +19,7 @@ from torpor.db.databases import DatabaseRow
 from torpor.errors import (
     Conflict,
     GuestFailed,
+    GuestUnreachable,
     InvalidRequest,
     NotFound,
     OperationTimeout,
@@ -143,15 +144,21 @@ class Attachments:
         if before is not None:
             before.cancel()
 
+        name = f"{row.name} in {found.sandbox_id}"
+
         async def work() -> None:
-            with contextlib.suppress(
-                GuestFailed
-            ):  # the channel was cut; the next connection is served
+            try:
                 await guest.serve_inlet(
                     found.port, lambda stream: self._carried(row.id, stream), listens=listens.set
                 )
+            except GuestUnreachable:
+                pass  # the channel was cut; the next connection is served
+            except GuestFailed as failure:
+                if not listens.is_set():
+                    raise  # who began it is told
+                self._rooms.report(name, failure)
 
-        task = tasks.spawn(work(), name=f"{row.name} in {found.sandbox_id}")
+        task = tasks.spawn(work(), name=name)
         self._serving[key] = task
         return task
 

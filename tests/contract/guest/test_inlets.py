@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import resource
 import socket
 from collections.abc import AsyncIterator
+from typing import cast
 
 import pytest
 
@@ -13,6 +15,9 @@ from tests.contract.guest.agent import Agent, eventually
 from torpor.errors import Conflict, GuestUnreachable, InvalidRequest
 from torpor.guest.client import GuestClient
 from torpor.guest.port import PortStream
+from torpor_guest import inlets
+from torpor_guest.errors import AgentError
+from torpor_guest.stream import Stream
 
 pytestmark = pytest.mark.anyio
 
@@ -111,6 +116,52 @@ async def test_what_cannot_be_is_refused(client: GuestClient) -> None:
         with pytest.raises(Conflict):
             await client.serve_inlet(port, shout)
         assert await asked(port, b"a") == b"A"
+
+
+async def test_a_machine_without_room_for_files_takes_connections_again(
+    client: GuestClient, agent: Agent
+) -> None:
+    assert agent.process is not None
+    pid, port = agent.process.pid, free_port()
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    async with inlet(client, port):
+        assert await asked(port, b"a") == b"A"
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, before[1]))
+        answers = [asyncio.create_task(asked(port, b"b%d" % n)) for n in range(3)]
+        await eventually(lambda: "accepts nothing for now: Too many open files" in agent.log())
+        await client.ping()
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+        assert await asyncio.wait_for(asyncio.gather(*answers), 20) == [b"B0", b"B1", b"B2"]
+
+
+async def test_a_port_that_breaks_ends_it_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    listeners: list[socket.socket] = []
+    listening = inlets._listening
+
+    def kept(port: int) -> socket.socket:
+        listeners.append(listening(port))
+        return listeners[-1]
+
+    class Host:
+        """The host's end: it hears that the port is there, and does not end it."""
+
+        hears = asyncio.Event()
+
+        async def send(self, _channel: int, _data: bytes) -> None:
+            self.hears.set()
+
+        async def receive(self) -> None:
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(inlets, "_listening", kept)
+    host = Host()
+    methods = inlets.InletMethods()
+    serving = asyncio.create_task(methods.serve(cast(Stream, host), {"port": free_port()}))
+    await asyncio.wait_for(host.hears.wait(), 10)
+    listeners[0].shutdown(socket.SHUT_RDWR)  # as a kernel does that takes it away
+    with pytest.raises(AgentError, match="of the machine broke: Invalid argument"):
+        await asyncio.wait_for(serving, 10)
+    assert listeners[0].fileno() == -1
 
 
 async def test_a_cut_channel_ends_it(client: GuestClient, agent: Agent) -> None:

@@ -26,6 +26,7 @@ from torpor.db.databases import DatabaseRows
 from torpor.errors import (
     Conflict,
     GuestFailed,
+    GuestUnreachable,
     InsufficientResources,
     NotFound,
     OutsideArchive,
@@ -559,6 +560,39 @@ def test_an_attached_sandbox_reaches_it_and_no_other_and_again_after_a_restart(
             assert (await desk.get("one")).attachments == ()
             for name in ("one", "two"):
                 await desk.delete(name)
+
+    play(main)
+
+
+@pytest.mark.parametrize(
+    ("failure", "said"),
+    [(GuestFailed("port 6000 of the machine broke"), 1), (GuestUnreachable("it was cut"), 0)],
+)
+def test_what_ends_an_attachment_is_reported_unless_its_machine_is_gone(
+    play: Play, machine: Server, monkeypatch: pytest.MonkeyPatch, failure: GuestFailed, said: int
+) -> None:
+    breaks = asyncio.Event()
+
+    async def serve(
+        self: object, port: int, _serve: object, *, listens: Callable[[], None]
+    ) -> None:
+        listens()
+        await breaks.wait()
+        raise failure
+
+    monkeypatch.setattr(FakeAgent, "serve_inlet", serve, raising=False)
+
+    async def main(world: World) -> None:
+        async with opened(world, machine) as desk:
+            await desk.create(DatabaseSpec(name="one"))
+            await desk.attach("one", (await world.create()).id, 6000)
+            (task,) = desk._attachments._serving.values()
+            breaks.set()
+            await asyncio.wait({task}, timeout=10)
+            assert task.done()
+            assert len([line for line in world.reports if str(failure) in line]) == said
+            world.reports.clear()
+            await desk.delete("one")
 
     play(main)
 
