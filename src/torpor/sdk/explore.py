@@ -6,7 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from torpor.base.ids import new_id
@@ -75,6 +75,7 @@ class Plan:
     score: Callable[..., float | Awaitable[float]] | None
     timeout_seconds: float | None
     env: Mapping[str, str] | None
+    secrets: Mapping[str, str] | None = field(repr=False)
     metadata: Mapping[str, str] | None
     network: Network | None
     ttl_seconds: int | None
@@ -133,6 +134,7 @@ class Explorer:
         plan = self._plan
         body = restore_body(
             env=plan.env,
+            secrets=plan.secrets,
             metadata={**(plan.metadata or {}), EXPLORE_ID: new_id("explore")},
             network=plan.network,
             ttl_seconds=TTL_SECONDS,

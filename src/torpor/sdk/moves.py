@@ -404,6 +404,7 @@ class AsyncMoves(AsyncHandle):
         *,
         timeout_seconds: float | None = None,
         env: Mapping[str, str] | None = None,
+        secrets: Mapping[str, str] | None = None,
         metadata: Mapping[str, str] | None = None,
         network: Network | None = None,
         ttl_seconds: int | None = None,
@@ -422,6 +423,7 @@ class AsyncMoves(AsyncHandle):
                 returning at all, is better than another exit code.
             timeout_seconds: for each candidate; one that takes longer cannot win.
             env: laid over the source's environment.
+            secrets: the same; for values that are secret. They are in the forks, and so in their snapshots.
             metadata: labels of the forks.
             network: `user` or `none`; None: the source's.
             ttl_seconds: of the winner, from its victory on; None: never.
@@ -445,6 +447,7 @@ class AsyncMoves(AsyncHandle):
             score=score,
             timeout_seconds=timeout_seconds,
             env=env,
+            secrets=secrets,
             metadata=metadata,
             network=network,
             ttl_seconds=ttl_seconds,

@@ -216,12 +216,14 @@ def test_asynchronously(server: ServerThread) -> None:
         sandbox = await AsyncSandbox.create()
 
         async def candidate(fork: AsyncSandbox) -> str:
-            return (await fork.exec("echo hi")).stdout
+            return (await fork.exec("echo $SECRET")).stdout
 
         async def score(_fork: AsyncSandbox, result: Any) -> float:
             return 5.0 if result == "hi\n" else 1.0
 
-        found = await sandbox.explore([candidate, lambda _fork: "plain"], score)
+        found = await sandbox.explore(
+            [candidate, lambda _fork: "plain"], score, secrets={"SECRET": "hi"}
+        )
         assert found.best is not None
         assert (found.best.index, found.best.score) == (0, 5.0)
         assert isinstance(found.winner, AsyncSandbox)

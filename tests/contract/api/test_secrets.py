@@ -74,6 +74,10 @@ def test_a_daemon_writes_down_no_secret(home: Home) -> None:
     taken = sandbox.snapshot()
     fork = sandbox.fork(env={"D": f"{PLANTED}fork"}, secrets={"E": f"{PLANTED}forked"})
     assert fork.exec("env").stdout.count(f"{PLANTED}fork") == 2
+    tried = sandbox.explore(["env", "false"], secrets={"G": f"{PLANTED}explored"})
+    assert tried.winner is not None
+    assert f"G={PLANTED}explored" in tried.winner.exec("env").stdout
+    assert set(tried.winner.info.env_names) == {"A", "B", "G"}
     back = taken.restore(secrets={"F": f"{PLANTED}restored"})
     assert f"F={PLANTED}restored" in back.exec("env").stdout
     with pytest.raises(InvalidRequest, match="D is in env and in secrets"):
