@@ -42,7 +42,7 @@ from torpor.sandboxes.task import SandboxTask
 from torpor.sandboxes.volume_attach import release_all
 from torpor.sandboxes.volume_capture import check_mode
 from torpor.sandboxes.volume_engine import EngineVolumes
-from torpor.sandboxes.volume_restore import check_points, cold_mounts
+from torpor.sandboxes.volume_restore import check_points, clones_of, cold_mounts
 from torpor.sandboxes.warm import WarmTemplates
 
 
@@ -107,6 +107,9 @@ class CreationCalls(ABC):
         origin = store.shortened(self._parts.origin(check_snapshot_id(snapshot_id)))
         row = row_from(self._parts, origin, spec)
         info = row.info
+        check_points(origin, spec.volumes)
+        if not info.is_clone_of_drill:  # that is thrown away, and a proof does not depend on quotas
+            self._parts.volumes.check_clones(self._clones(origin, spec))
         with self._parts.pins.held(origin.info.id, *origin.layer_ids):
             await check_files(self._parts, origin, (), devices=False)
             if not info.is_clone_of_drill:
@@ -136,7 +139,6 @@ class CreationCalls(ABC):
             and why is None
             and not (spec.allow_cold and await self._lost_its_ram(origin))
         ):
-            check_points(origin, spec.volumes)
             await self._create_from(
                 origin, row, spec.env, reason, spec.mounts, spec.volumes, spec.still
             )
@@ -174,8 +176,14 @@ class CreationCalls(ABC):
             )
         check_restore(spec)
         if is_id(source, "snap"):
-            origin = self._parts.layers.get(SnapshotId(source)).info.id
+            found = self._parts.layers.get(SnapshotId(source))
+            self._parts.volumes.check_clones(self._clones(found, spec) * count)
+            origin = found.info.id
         else:
+            if spec.volumes in (None, "include"):
+                held = self._parts.volumes.shelf.held_by(source)
+                written = [row.size_bytes for row, holder in held if not holder.read_only]
+                self._parts.volumes.check_clones(written * count)
             wish = Wish(reason="fork", snapshot_id=snapshot_id)
             origin = (await (await self._task(SandboxId(source))).snapshot(wish)).info.id
 
@@ -187,6 +195,11 @@ class CreationCalls(ABC):
 
         specs = [replace(spec, sandbox_id=made) for made in ids] or [spec] * count
         return tuple(await asyncio.gather(*map(one, specs)))
+
+    def _clones(self, origin: Manifest, spec: RestoreSpec) -> list[int]:
+        """Return the sizes of the volumes' clones that a sandbox from a snapshot brings along."""
+        workspace, is_cold = spec.workspace or origin.info.workspace, spec.memory == "cold"
+        return clones_of(self._parts, origin, workspace, spec.volumes, is_cold=is_cold)
 
     async def _admit(self, row: SandboxRow) -> SandboxTask:
         """Write the row of a sandbox that the host has room for, and start its task."""

@@ -110,6 +110,7 @@ class EnginePort(Protocol):
             SnapshotUnusable: its RAM belongs to another driver, version or CPU, and `allow_cold` is off.
             DataDamaged: a layer is missing or damaged.
             InsufficientResources: no room; nothing was made.
+            LimitExceeded: the volumes that it brings along are more than a quota allows; nothing was made.
         """
         ...
 
@@ -125,7 +126,8 @@ class EnginePort(Protocol):
         """Make `count` (1 to 100) sandboxes from a sandbox, which is snapshot first and goes on, or a snapshot.
 
         With `ids`, one for each, they get these, and with `snapshot_id` so does the snapshot; all must be fresh.
-        Each result is a sandbox or its own error. Raises what `snapshot` raises; then nothing was made.
+        Each result is a sandbox or its own error. Raises what `snapshot` raises, and `LimitExceeded`
+        when all their volumes together are more than a quota allows; then nothing was made.
         """
         ...
 
@@ -181,6 +183,7 @@ class EnginePort(Protocol):
             WrongState: the sandbox is in a state that has no way back, or the snapshot is of another template.
             SnapshotUnusable: the RAM belongs to another driver, version or CPU.
             InsufficientResources: no memory or disk; nothing was changed.
+            LimitExceeded: it needs clones of volumes, and a quota has no room for them; nothing was changed.
             VmmFailed, GuestUnreachable: it did not come back; the sandbox is `failed`, and can be rolled back again.
         """
         ...

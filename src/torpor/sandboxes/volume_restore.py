@@ -23,7 +23,7 @@ from torpor.base.ids import new_id
 from torpor.db.volumes import VolumeRow
 from torpor.errors import GuestFailed, InvalidRequest, NotFound, VmmFailed, VolumeHeld
 from torpor.layers.manifest import Manifest, VolumePoint
-from torpor.model import SandboxInfo
+from torpor.model import SandboxInfo, SandboxState
 from torpor.model_volumes import VolumeHolder, VolumeId, VolumeMount, VolumesMode
 from torpor.sandboxes import volume_attach
 from torpor.sandboxes.machine import SandboxMachine
@@ -45,6 +45,8 @@ class Plan:
     in_ram: list[tuple[VolumePoint, Way]] = field(default_factory=list)
     attach: list[VolumeMount] = field(default_factory=list)
     """What is attached when the machine runs."""
+    counts: bool = True
+    """Whether a clone is refused when a quota is full: behind a rollback's point it cannot be."""
     _mount_all: bool = False
     _pins: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
@@ -82,7 +84,7 @@ class Plan:
                 case "asleep" | "itself":
                     disks.append(await _itself(m, point, keep=way == "itself"))
                 case "clone":
-                    disks.append(await _cloned(m, point))
+                    disks.append(await _cloned(m, point, counts=self.counts))
                 case "throw-away":
                     disks.append(await self._thrown_away(point))
         return tuple(disks)
@@ -156,9 +158,11 @@ async def plan_return(
     Raises:
         InvalidRequest: the snapshot has no point of a volume that is to be included.
         VolumeHeld: another has a volume that is to be put back or to be attached.
+        LimitExceeded: a quota has no room for the clones that a rollback needs.
     """
     check_points(manifest, mode)
     plan, mine = Plan(m), is_rollback and manifest.info.sandbox_id == m.info.id
+    plan.counts = not is_rollback and not m.info.is_clone_of_drill
     for point in manifest.volumes:
         had = point.mode == "include"
         want = mode or point.mode
@@ -176,7 +180,35 @@ async def plan_return(
                 plan.attach.append(_mount(point))
             elif await _is_free(m.parts, m.info.id, point):
                 plan.attach.append(_mount(point))
+    if is_rollback and m.info.state is not SandboxState.RESTORING:  # else it goes on
+        clones = (point for point, way in plan.in_ram if way == "clone")
+        fresh = [p.size_bytes for p in clones if not _is_read_as_it_is(m.parts, p, m.info.workspace)]
+        m.parts.volumes.check_clones(fresh)
     return plan
+
+
+def clones_of(
+    parts: Parts, manifest: Manifest, workspace: str, mode: VolumesMode | None, *, is_cold: bool
+) -> list[int]:
+    """Return the sizes of the clones that a sandbox which begins from a snapshot gets."""
+    return [
+        point.size_bytes
+        for point in manifest.volumes
+        if point.mode == "include" == (mode or point.mode)
+        and (is_cold or not _is_read_as_it_is(parts, point, workspace))
+    ]
+
+
+def _is_read_as_it_is(parts: Parts, point: VolumePoint, workspace: str) -> bool:
+    """Return whether a machine reads a volume itself, not a clone: it is as it was, and nobody writes to it."""
+    row = parts.volumes.shelf.find(point.volume_id)
+    return (
+        point.read_only
+        and row is not None
+        and row.workspace == workspace
+        and all(holder.read_only for holder in row.holders)
+        and parts.volumes.same_point(row, [ref.id for ref in point.disk])
+    )
 
 
 def check_points(manifest: Manifest, mode: VolumesMode | None) -> None:
@@ -197,7 +229,8 @@ async def cold_mounts(
     found = []
     for point in manifest.volumes:
         if (mode or point.mode) == "include":
-            made = await _clone(parts, point, info.id, (), info.workspace)
+            counts = not info.is_clone_of_drill
+            made = await _clone(parts, point, info.id, (), info.workspace, counts=counts)
             found.append(VolumeMount(volume=made.id, path=point.path, read_only=point.read_only))
         elif (mode or point.mode) == "keep-current" and (
             mode is not None or await _is_free(parts, info.id, point)
@@ -266,7 +299,7 @@ async def _itself(m: SandboxMachine, point: VolumePoint, *, keep: bool) -> Volum
     return disk_of(m.parts, row, holder)
 
 
-async def _cloned(m: SandboxMachine, point: VolumePoint) -> VolumeDisk:
+async def _cloned(m: SandboxMachine, point: VolumePoint, *, counts: bool) -> VolumeDisk:
     """Give the machine a clone of the point, which goes with it; a view of the volume, if it was read-only."""
     desk, disk = m.parts.volumes, [ref.id for ref in point.disk]
     holder = _holder(m, point)
@@ -278,7 +311,9 @@ async def _cloned(m: SandboxMachine, point: VolumePoint) -> VolumeDisk:
                 if desk.same_point(now, disk):
                     row = await desk.shelf.change(row.id, lambda r: taken(r, holder))
                     return disk_of(m.parts, await desk.hand_out(row), holder)
-    made = await _clone(m.parts, point, m.info.id, (holder,), m.info.workspace)
+    made = await _clone(
+        m.parts, point, m.info.id, (holder,), m.info.workspace, counts=counts
+    )
     reach("volumes.cloned")
     return disk_of(m.parts, await desk.hand_out(made), holder)
 
@@ -289,6 +324,8 @@ async def _clone(
     sandbox_id: str,
     holders: tuple[VolumeHolder, ...],
     workspace: str,
+    *,
+    counts: bool,
 ) -> VolumeRow:
     desk = parts.volumes
     name = desk.shelf.free_name(f"{point.name[:_NAME_MOST]}-{sandbox_id[4:10]}", workspace)
@@ -300,6 +337,7 @@ async def _clone(
             workspace=workspace,
             bound_to=sandbox_id,
             holders=holders,
+            counts=counts,
         )
 
 

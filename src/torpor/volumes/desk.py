@@ -89,8 +89,14 @@ class VolumeDesk:
                 hint="choose another name, or use that one",
                 volume=name,
             )
-        others: dict[str, int] = {row.id: row.size_bytes for row in self.shelf.all()}
-        self.quota.check(size_bytes, others)
+        self.quota.check(size_bytes, self._sizes())
+
+    def check_clones(self, sizes: Sequence[int]) -> None:
+        """Raise `LimitExceeded` unless a quota has room for clones of those sizes, which a machine brings along."""
+        self.quota.check_together(sizes, self._sizes(), "leave them out (volumes=detach), ")
+
+    def _sizes(self) -> dict[str, int]:
+        return {row.id: row.size_bytes for row in self.shelf.all()}
 
     async def clone(
         self,
@@ -101,8 +107,19 @@ class VolumeDesk:
         workspace: str,
         bound_to: str | None = None,
         holders: tuple[VolumeHolder, ...] = (),
+        counts: bool = True,
     ) -> VolumeRow:
-        """Make a volume that begins as `point`, copy-on-write. Its layers are pinned by the caller, or needed."""
+        """Make a volume that begins as `point`, copy-on-write. Its layers are pinned by the caller, or needed.
+
+        Args:
+            point: what it begins as.
+            name: what it is called.
+            parent: whose clone it is.
+            workspace: where it is.
+            bound_to: the sandbox that it goes with.
+            holders: who has it from the beginning.
+            counts: refuse it when a quota is full.
+        """
         disk = tuple(ref.id for ref in point.disk)
         writes = any(not holder.read_only for holder in holders)
         return await self._insert(
@@ -115,6 +132,7 @@ class VolumeDesk:
             holders=holders,
             clean=point.clean and not writes,
             written=writes,
+            counts=counts,
         )
 
     async def _insert(
@@ -129,6 +147,7 @@ class VolumeDesk:
         holders: tuple[VolumeHolder, ...] = (),
         clean: bool = True,
         written: bool = False,
+        counts: bool = True,
     ) -> VolumeRow:
         disk = self._short(disk)
         with self.layers.pins.held(*disk):
@@ -147,7 +166,11 @@ class VolumeDesk:
                     layers=VolumeLayers(disk, active, written=written, clean=clean),
                     holders=holders,
                 )
-                await self.shelf.insert(row)
+                sizes = [size_bytes] if counts else []
+                # others may have been made since it was looked
+                await self.shelf.insert(
+                    row, lambda: self.quota.check_together(sizes, self._sizes())
+                )
         return row
 
     async def point(self, volume_id: VolumeId) -> Point:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torpor.base.units import GIB, MIB, format_bytes
@@ -57,17 +57,24 @@ class VolumeQuota:
                 size_bytes=size_bytes,
                 max_bytes=self.max_each_bytes,
             )
-        if len(others) >= self.max_volumes:
+        self.check_together([size_bytes], others)
+
+    def check_together(self, sizes: Sequence[int], others: Mapping[str, int], way: str = "") -> None:
+        """Raise `LimitExceeded` unless volumes of those sizes may be beside `others`; `way`: around making them."""
+        if not sizes:
+            return
+        if len(others) + len(sizes) > self.max_volumes:
+            more = "" if len(sizes) == 1 else f", and {len(sizes)} more are wanted"
             raise LimitExceeded(
-                f"there are {len(others)} volumes; {self.max_volumes} are allowed",
-                hint=f"delete some (torpor volume ls), or start the daemon with a larger {COUNT}",
+                f"there are {len(others)} volumes{more}; {self.max_volumes} are allowed",
+                hint=f"{way}delete some (torpor volume ls), or start the daemon with a larger {COUNT}",
                 volumes=len(others),
             )
-        total = sum(others.values()) + size_bytes
+        total = sum(others.values()) + sum(sizes)
         if self.max_all_bytes is not None and total > self.max_all_bytes:
             raise LimitExceeded(
                 f"all volumes together would be {format_bytes(total)}; {format_bytes(self.max_all_bytes)} are allowed",
-                hint=f"delete some (torpor volume ls), or start the daemon with a larger {ALL}",
+                hint=f"{way}delete some (torpor volume ls), or start the daemon with a larger {ALL}",
                 total_bytes=total,
                 max_bytes=self.max_all_bytes,
             )

@@ -95,8 +95,8 @@ class VolumeShelf:
         async with self._turns[volume_id]:
             yield
 
-    async def insert(self, row: VolumeRow) -> None:
-        """Add a volume. Raises `Conflict` when its name is taken."""
+    async def insert(self, row: VolumeRow, check: Callable[[], None]) -> None:
+        """Add a volume, unless `check` raises. Raises `Conflict` when its name is taken."""
         check_name(row.name, "volume")
         async with self._changing:
             if self.find(row.name, row.workspace) is not None:
@@ -105,6 +105,7 @@ class VolumeShelf:
                     hint="choose another name, or use that one",
                     volume=row.name,
                 )
+            check()
             await self._write(lambda: self._rows.insert(row), lambda: self._put(row))
 
     async def change(

@@ -26,7 +26,15 @@ from torpor.errors import (
     VolumeHeld,
     WrongState,
 )
-from torpor.model import RestoreSpec, SandboxId, SandboxInfo, SandboxState, SnapshotId
+from torpor.model import (
+    DRILL_MARK,
+    RestoreSpec,
+    SandboxId,
+    SandboxInfo,
+    SandboxState,
+    SnapshotId,
+    Stillness,
+)
 from torpor.model_volumes import VolumeMount
 from torpor.sandboxes import standstill, volume_engine
 from torpor.volumes.lease import in_state
@@ -122,6 +130,85 @@ def test_the_quota_and_the_hosts_room_are_kept(play: Play, monkeypatch: pytest.M
         with pytest.raises(InsufficientResources):
             await volumes.grow("data", 9)
         assert row(world).size_bytes == GIB
+
+    play(scene)
+
+
+def test_what_a_restore_or_fork_brings_along_counts_in_the_quota(play: Play) -> None:
+    async def scene(world: World) -> None:
+        engine, desk = world.engine, world.engine._parts.volumes
+        await engine.volumes.create("data", 1)
+        one = await made(world, mount())
+        point = await engine.snapshot(one.id)
+        snapshots = {s.id for s in await engine.snapshots()}
+        before, layers = row(world), sorted(world.home.layers.iterdir())
+        for quota in (VolumeQuota(max_volumes=2), VolumeQuota(max_all_bytes=2 * GIB)):
+            desk.quota = quota
+            for source in (one.id, point.id):
+                with pytest.raises(LimitExceeded, match="allowed") as caught:
+                    await engine.fork(source, RestoreSpec(), count=2)
+                assert "volumes=detach" in str(caught.value.hint)
+        desk.quota = VolumeQuota(max_volumes=1)
+        with pytest.raises(LimitExceeded, match="there are 1 volumes; 1 are allowed"):
+            await engine.restore(point.id, RestoreSpec())
+        with pytest.raises(LimitExceeded):
+            await engine.restore(point.id, RestoreSpec(memory="cold"))
+        assert [p.name for p in world.home.sandboxes.iterdir()] == [one.id], "nothing was made"
+        assert {s.id for s in await engine.snapshots()} == snapshots
+        assert (row(world), sorted(world.home.layers.iterdir())) == (before, layers)
+        assert world.vmm(one.id).process.pid
+        assert (await engine.get(one.id)).state is S.RUNNING
+
+        (fork,) = await engine.fork(point.id, RestoreSpec(volumes="detach"))
+        assert isinstance(fork, SandboxInfo), "one that brings nothing along is made"
+        desk.quota = VolumeQuota(max_volumes=2)
+        (fork,) = await engine.fork(one.id, RestoreSpec())
+        assert isinstance(fork, SandboxInfo)
+        with pytest.raises(LimitExceeded):
+            await engine.restore(point.id, RestoreSpec())
+        await engine.delete(fork.id)
+        await engine.restore(point.id, RestoreSpec())
+        drill = RestoreSpec(network="none", metadata={DRILL_MARK: "drl_1"}, still=Stillness())
+        for memory in ("ram", "cold"):
+            await engine.restore(point.id, replace(drill, memory=memory))
+        assert len(desk.shelf.all()) == 4, "what is thrown away is not refused"
+
+    play(scene)
+
+
+def test_a_rollback_that_needs_a_clone_is_refused_before_its_machine_ends(play: Play) -> None:
+    async def scene(world: World) -> None:
+        engine = world.engine
+        await engine.volumes.create("data", 1)
+        one, two = await made(world, mount(read_only=True)), await world.create()
+        point = await engine.snapshot(one.id)
+        await engine.volumes.detach(one.id, "/data")
+        await engine.volumes.attach(two.id, mount())
+        engine._parts.volumes.quota = VolumeQuota(max_volumes=1)
+        machine = world.vmm(one.id).process
+        with pytest.raises(LimitExceeded):
+            await engine.rollback(one.id, point.id)
+        info = await engine.get(one.id)
+        assert (info.state, info.generation) == (S.RUNNING, one.generation)
+        assert world.vmm(one.id).process == machine
+        engine._parts.volumes.quota = VolumeQuota()
+        await engine.rollback(one.id, point.id)
+
+    play(scene)
+
+
+def test_two_restores_at_once_do_not_both_get_the_last_place(play: Play) -> None:
+    async def scene(world: World) -> None:
+        await world.engine.volumes.create("data", 1)
+        one = await made(world, mount())
+        point = await world.engine.snapshot(one.id)
+        world.engine._parts.volumes.quota = VolumeQuota(max_volumes=2)
+        results = await asyncio.gather(
+            *(world.engine.restore(point.id, RestoreSpec()) for _ in range(3)),
+            return_exceptions=True,
+        )
+        assert sum(isinstance(r, LimitExceeded) for r in results) == 2, results
+        assert len(world.engine._parts.volumes.shelf.all()) == 2
 
     play(scene)
 
