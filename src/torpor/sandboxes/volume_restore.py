@@ -182,7 +182,9 @@ async def plan_return(
                 plan.attach.append(_mount(point))
     if is_rollback and m.info.state is not SandboxState.RESTORING:  # else it goes on
         clones = (point for point, way in plan.in_ram if way == "clone")
-        fresh = [p.size_bytes for p in clones if not _is_read_as_it_is(m.parts, p, m.info.workspace)]
+        fresh = [
+            p.size_bytes for p in clones if not _is_read_as_it_is(m.parts, p, m.info.workspace)
+        ]
         m.parts.volumes.check_clones(fresh)
     return plan
 
@@ -311,9 +313,7 @@ async def _cloned(m: SandboxMachine, point: VolumePoint, *, counts: bool) -> Vol
                 if desk.same_point(now, disk):
                     row = await desk.shelf.change(row.id, lambda r: taken(r, holder))
                     return disk_of(m.parts, await desk.hand_out(row), holder)
-    made = await _clone(
-        m.parts, point, m.info.id, (holder,), m.info.workspace, counts=counts
-    )
+    made = await _clone(m.parts, point, m.info.id, (holder,), m.info.workspace, counts=counts)
     reach("volumes.cloned")
     return disk_of(m.parts, await desk.hand_out(made), holder)
 

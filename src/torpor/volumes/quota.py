@@ -59,7 +59,9 @@ class VolumeQuota:
             )
         self.check_together([size_bytes], others)
 
-    def check_together(self, sizes: Sequence[int], others: Mapping[str, int], way: str = "") -> None:
+    def check_together(
+        self, sizes: Sequence[int], others: Mapping[str, int], way: str = ""
+    ) -> None:
         """Raise `LimitExceeded` unless volumes of those sizes may be beside `others`; `way`: around making them."""
         if not sizes:
             return
