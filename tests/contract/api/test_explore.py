@@ -216,10 +216,10 @@ def test_asynchronously(server: ServerThread) -> None:
         sandbox = await AsyncSandbox.create()
 
         async def candidate(fork: AsyncSandbox) -> str:
-            return (await fork.exec("echo $SECRET")).stdout
+            return (await fork.exec("env")).stdout
 
         async def score(_fork: AsyncSandbox, result: Any) -> float:
-            return 5.0 if result == "hi\n" else 1.0
+            return 5.0 if "SECRET=hi\n" in result else 1.0
 
         found = await sandbox.explore(
             [candidate, lambda _fork: "plain"], score, secrets={"SECRET": "hi"}
