@@ -3,7 +3,7 @@
 All but the machines is real: server, engine, layers, workflows, databases. What a guest writes lands in its active
 overlay, so that snapshots and rollbacks treat it as they treat a disk; and a guest lives on when the daemon dies.
 Commands: `write PATH WORD`, `sleep SECONDS`, `fail`, joined by `;`. Each start of one is noted in `starts.log` of the
-home, which no rollback touches.
+home, which no rollback touches. Of databases all but PostgreSQL is real.
 
 Run as a module it is `torpord`, with the same options.
 """
@@ -20,11 +20,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pytest
 from typing_extensions import override
 
 from tests.fakes.driver import FakeAgent, FakeDriver, FakeVmm
+from tests.unit.databases.test_desk import Machine
 from tests.unit.sandboxes.world import FakeTemplates
 from torpor.base.home import Home
+from torpor.databases import server
 from torpor.errors import NotFound
 from torpor.model import (
     ExecEnded,
@@ -177,6 +180,9 @@ def use_paper() -> None:
     for name, part in parts.items():
         assert hasattr(engines, name)
         setattr(engines, name, part)
+    patch = pytest.MonkeyPatch()  # for as long as the daemon lives
+    patch.setattr(server, "TEMPLATE", "base")
+    Machine().stand_in(patch)
 
 
 if __name__ == "__main__":

@@ -111,11 +111,17 @@ class FakeVolumes:
         info = self._get(name)
         return self._put(replace(info, bound_to=None, name=new_name or info.name))
 
-    async def snapshot(self, name: str, *, label: str | None = None) -> VolumeSnapshotInfo:
+    async def snapshot(
+        self,
+        name: str,
+        *,
+        label: str | None = None,
+        snapshot_id: VolumeSnapshotId | None = None,
+    ) -> VolumeSnapshotInfo:
         info = self._get(name)
         self.points.append(
             VolumeSnapshotInfo(
-                id=VolumeSnapshotId(new_id("vsnap")),
+                id=snapshot_id or VolumeSnapshotId(new_id("vsnap")),
                 volume_id=info.id,
                 label=label,
                 reason="snapshot",

@@ -7,7 +7,6 @@ it is; what a daemon left half-made, the next one removes. A caller that goes aw
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import replace
@@ -25,10 +24,11 @@ from torpor.databases.forward import Client, Forwards, carry
 from torpor.databases.lives import Lives, Rooms
 from torpor.databases.making import Making, check_size
 from torpor.databases.passwords import Passwords, new_password, url_of
+from torpor.databases.points import Points
 from torpor.databases.seeds import Seeds
 from torpor.databases.shelf import DatabaseShelf
 from torpor.db.databases import DatabaseRow, DatabaseRows
-from torpor.errors import Conflict, NotFound, TorporError, WrongState
+from torpor.errors import TorporError, WrongState
 from torpor.guest.port import Guest
 from torpor.model import SandboxId
 from torpor.model_databases import (
@@ -87,6 +87,7 @@ class DatabaseDesk:
         self._seeds = Seeds(rooms)
         self._making = Making(rooms, self._lives, self._seeds, self._forwards)
         self._branches = Branches(rooms, self._lives, self._making)
+        self._points = Points(rooms)
         self._attachments = Attachments(rooms, self._lives)
         self._work = Supervisor(lambda _name, _error: None)  # each failure is its caller's
         self._background = Supervisor(report)
@@ -98,7 +99,8 @@ class DatabaseDesk:
             try:
                 if row.state == "ready":
                     port = await self._forwards.listen(row.id, row.port)
-                    await self._shelf.change(row.id, lambda r, p=port: replace(r, port=p))  # type: ignore[misc]
+                    row = await self._shelf.change(row.id, lambda r, p=port: replace(r, port=p))  # type: ignore[misc]
+                    await self._points.tidy(row)
                 else:
                     await self._making.undo(row.id, keep_volume=row.keeps_volume)
             except TorporError as exc:  # the others are served
@@ -221,6 +223,7 @@ class DatabaseDesk:
                     row.id, lambda r: replace(r, state="deleting", keeps_volume=keep_volume)
                 )
                 if keep_volume:
+                    found = await self._points.tidy(found)
                     await self._forwards.close(row.id)
                     await self._lives.stop(found)
                 await self._attachments.stop(row.id)
@@ -325,7 +328,7 @@ class DatabaseDesk:
             async with self._shelf.turn(row.id) as found:
                 found = await self._lives.raised(found)
                 progress(DatabaseStep("snapshot", "keeping its present state"))
-                found = await self._taken(found, None)
+                found = await self._points.take(found, None)
                 progress(DatabaseStep("stop", "stopping the server cleanly"))
                 await self._lives.stop(found)
                 progress(DatabaseStep("machine", "making a new machine"))
@@ -349,23 +352,9 @@ class DatabaseDesk:
 
         async def work() -> DatabaseRow:
             async with self._shelf.turn(row.id) as found:
-                return await self._taken(await self._lives.raised(found), label)
+                return await self._points.take(await self._lives.raised(found), label)
 
         return (await self._whole(work(), f"snapshot {row.name}")).snapshots[-1]
-
-    async def _taken(self, row: DatabaseRow, label: str | None) -> DatabaseRow:
-        if label is not None and any(s.label == label for s in row.snapshots):
-            raise Conflict(
-                f"database {row.name} has a snapshot with the label {label!r} already",
-                hint="choose another label or delete that snapshot",
-            )
-        async with self._engine.guest(SandboxId(str(row.sandbox_id))) as guest:
-            wal_file = await server.checkpoint(guest)
-        point = await self._engine.volumes.snapshot(str(row.volume_id), label=label)
-        made = DatabaseSnapshot(id=point.id, label=label, at=point.created_at, wal_file=wal_file)
-        return await self._shelf.change(
-            row.id, lambda r: replace(r, snapshots=(*r.snapshots, made))
-        )
 
     async def snapshots(self, name: str) -> tuple[DatabaseSnapshot, ...]:
         """Return a database's snapshots, the newest first."""
@@ -377,17 +366,9 @@ class DatabaseDesk:
 
         async def work() -> None:
             async with self._shelf.turn(row.id) as found:
-                await self._drop(found, find_snapshot(found, snapshot))
+                await self._points.drop(found, find_snapshot(found, snapshot))
 
         await self._whole(work(), f"delete snapshot of {row.name}")
-
-    async def _drop(self, row: DatabaseRow, snapshot: DatabaseSnapshot) -> None:
-        await self._shelf.change(
-            row.id,
-            lambda r: replace(r, snapshots=tuple(s for s in r.snapshots if s != snapshot)),
-        )
-        with contextlib.suppress(NotFound):
-            await self._engine.volumes.delete_snapshot(str(row.volume_id), snapshot.id)
 
     # ---- sandboxes that reach it ----
 
@@ -479,13 +460,13 @@ class DatabaseDesk:
         newest = max((s.at for s in row.snapshots), default=None)
         async with self._shelf.turn(database_id) as found:
             if newest is None or newest < now - _SNAPSHOT_EACH:
-                found = await self._taken(found, None)
+                found = await self._points.take(found, None)
             # never the newest: from it the log leads to now
             old = [
                 s for s in found.snapshots[:-1] if s.label is None and s.at < now - SNAPSHOTS_KEPT
             ]
             for snapshot in old:
-                await self._drop(self._shelf.get(database_id), snapshot)
+                await self._points.drop(self._shelf.get(database_id), snapshot)
             if old:
                 await self._trim(self._shelf.get(database_id))
 

@@ -44,6 +44,8 @@ class DatabaseRow:
     """Whether the server is known to have the password that is kept; else it is set before anyone connects."""
     snapshots: tuple[DatabaseSnapshot, ...] = ()
     """The oldest first."""
+    loose: tuple[str, ...] = ()
+    """Snapshots of its volume that are being taken or dropped; the next daemon removes them."""
     attachments: tuple[DatabaseAttachment, ...] = ()
 
 
@@ -110,6 +112,7 @@ def _values(row: DatabaseRow) -> dict[str, Any]:
         {"id": s.id, "label": s.label, "at": s.at.isoformat(), "wal_file": s.wal_file}
         for s in row.snapshots
     ]
+    facts["loose"] = list(row.loose)
     facts["attachments"] = [{"sandbox_id": a.sandbox_id, "port": a.port} for a in row.attachments]
     values: dict[str, Any] = {name: getattr(row, name) for name in _COLUMNS}
     values["created_at"] = (row.created_at - _EPOCH) // timedelta(microseconds=1)
@@ -134,6 +137,7 @@ def _row(raw: Any) -> DatabaseRow:
             )
             for s in facts["snapshots"]
         ),
+        loose=tuple(facts.get("loose", ())),
         attachments=tuple(DatabaseAttachment(**a) for a in facts["attachments"]),
         **{name: facts[name] for name in _FACTS},
     )

@@ -177,13 +177,19 @@ class EngineVolumes:
                 raise held(now, now.holders, "made larger")
             return await desk.info(await desk.grow(row.id, size))
 
-    async def snapshot(self, name: str, *, label: str | None = None) -> VolumeSnapshotInfo:
+    async def snapshot(
+        self,
+        name: str,
+        *,
+        label: str | None = None,
+        snapshot_id: VolumeSnapshotId | None = None,
+    ) -> VolumeSnapshotInfo:
         """Take a snapshot of a volume, attached or not."""
         _check_label(label)
         desk = self._parts.volumes
         row = desk.shelf.get(name)
         point = await self._point(row)
-        return (await desk.snapshot(row.id, point, label=label)).info
+        return (await desk.snapshot(row.id, point, label=label, snapshot_id=snapshot_id)).info
 
     async def snapshots(self, name: str) -> tuple[VolumeSnapshotInfo, ...]:
         """Return a volume's own snapshots, the newest first."""

@@ -6,7 +6,13 @@ from typing import Protocol
 
 from torpor.model import SandboxId
 from torpor.model_access import DEFAULT_WORKSPACE
-from torpor.model_volumes import VolumeHolder, VolumeInfo, VolumeMount, VolumeSnapshotInfo
+from torpor.model_volumes import (
+    VolumeHolder,
+    VolumeInfo,
+    VolumeMount,
+    VolumeSnapshotId,
+    VolumeSnapshotInfo,
+)
 
 
 class VolumesPort(Protocol):
@@ -71,8 +77,16 @@ class VolumesPort(Protocol):
         """
         ...
 
-    async def snapshot(self, name: str, *, label: str | None = None) -> VolumeSnapshotInfo:
+    async def snapshot(
+        self,
+        name: str,
+        *,
+        label: str | None = None,
+        snapshot_id: VolumeSnapshotId | None = None,
+    ) -> VolumeSnapshotInfo:
         """Take a snapshot. Of one that a running sandbox writes to, its file systems are frozen for that moment.
+
+        With `snapshot_id`, which must be fresh, it gets that id.
 
         Raises:
             Conflict: the volume has a snapshot with that label.

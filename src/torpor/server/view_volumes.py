@@ -11,7 +11,13 @@ from dataclasses import replace
 from torpor.access.principal import Principal
 from torpor.model import SandboxId, SandboxInfo
 from torpor.model_access import DEFAULT_WORKSPACE
-from torpor.model_volumes import VolumeHolder, VolumeInfo, VolumeMount, VolumeSnapshotInfo
+from torpor.model_volumes import (
+    VolumeHolder,
+    VolumeInfo,
+    VolumeMount,
+    VolumeSnapshotId,
+    VolumeSnapshotInfo,
+)
 from torpor.sandboxes.volume_port import VolumesPort
 from torpor.volumes.missing import no_volume
 
@@ -79,9 +85,17 @@ class VolumesView:
         """Let a volume of the workspace stay."""
         return await self._volumes.keep(await self.id_of(name), new_name=new_name)
 
-    async def snapshot(self, name: str, *, label: str | None = None) -> VolumeSnapshotInfo:
+    async def snapshot(
+        self,
+        name: str,
+        *,
+        label: str | None = None,
+        snapshot_id: VolumeSnapshotId | None = None,
+    ) -> VolumeSnapshotInfo:
         """Take a snapshot of a volume of the workspace."""
-        return await self._volumes.snapshot(await self.id_of(name), label=label)
+        return await self._volumes.snapshot(
+            await self.id_of(name), label=label, snapshot_id=snapshot_id
+        )
 
     async def snapshots(self, name: str) -> tuple[VolumeSnapshotInfo, ...]:
         """Return the snapshots of a volume of the workspace."""

@@ -219,6 +219,7 @@ class VolumeDesk:
         *,
         label: str | None,
         reason: Literal["snapshot", "rollback"] = "snapshot",
+        snapshot_id: VolumeSnapshotId | None = None,
     ) -> VolumeSnapshotRow:
         """Keep a point of a volume. Raises `Conflict` when a snapshot of it has that label."""
         if label is not None and any(
@@ -230,7 +231,7 @@ class VolumeDesk:
             )
         row = VolumeSnapshotRow(
             VolumeSnapshotInfo(
-                id=VolumeSnapshotId(new_id("vsnap")),
+                id=snapshot_id or VolumeSnapshotId(new_id("vsnap")),
                 volume_id=volume_id,
                 label=label,
                 reason=reason,

@@ -28,6 +28,7 @@ from torpor.db.databases import DatabaseRow, DatabaseRows
 from torpor.errors import (
     Conflict,
     GuestFailed,
+    InsufficientResources,
     InvalidRequest,
     LimitExceeded,
     NotFound,
@@ -377,6 +378,29 @@ async def test_snapshots_have_labels_and_go_when_they_are_old(
     kept = await desk.snapshots("shop")
     assert old not in kept
     assert len(kept) == 1
+
+
+async def test_a_snapshot_that_is_not_written_down_leaves_its_label_free(
+    desk: DatabaseDesk, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = await desk.create(SPEC)
+    real = DatabaseRows.save
+
+    def full(rows: DatabaseRows, row: DatabaseRow) -> None:
+        if any(s.label == "one" for s in row.snapshots):
+            raise InsufficientResources("the disk is full")
+        real(rows, row)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DatabaseRows, "save", full)
+        with pytest.raises(InsufficientResources):
+            await desk.snapshot("shop", label="one")
+    assert [s.label for s in await desk.snapshots("shop")] == [None]
+    one = await desk.snapshot("shop", label="one")
+    found = {s.id for s in await engine.volumes.snapshots(str(made.volume_id))}
+    assert found == {s.id for s in await desk.snapshots("shop")}
+    await desk.delete_snapshot("shop", one.id)
+    assert len(await engine.volumes.snapshots(str(made.volume_id))) == 1
 
 
 async def test_attaching_to_what_has_ended_is_refused(desk: DatabaseDesk, engine: Engine) -> None:
