@@ -7,6 +7,7 @@ import json
 import sys
 import warnings
 from collections.abc import Callable
+from difflib import get_close_matches
 from typing import Annotated, Any, TextIO
 
 import typer
@@ -36,6 +37,14 @@ class LazyGroup(TyperGroup):
             return None
         target = getattr(importlib.import_module(found.module), found.function)
         return build(cmd_name, target, found.help)
+
+    @override
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name = args[0]
+        if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
+            near = " or ".join(f"`{found}`" for found in get_close_matches(name, COMMANDS, n=2))
+            ctx.fail(f"No such command {name!r}." + (f" Did you mean {near}?" if near else ""))
+        return super().resolve_command(ctx, args)
 
     @override
     def format_commands(self, ctx: Any, formatter: Any) -> None:

@@ -80,12 +80,17 @@ def rm(
     tokens: Annotated[
         list[str], typer.Argument(metavar="TOKEN...", help="Names, ids or prefixes.")
     ],
+    as_json: AsJson = False,
 ) -> None:
     """Remove tokens; they are refused from now on."""
     from torpor.sdk.tokens import Tokens
 
     for token in tokens:
         Tokens.delete(token)
+        if not as_json:
+            print(token)
+    if as_json:
+        print_json({"deleted": tokens})
 
 
 def seconds_of(text: str | None) -> int | None:

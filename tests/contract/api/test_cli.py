@@ -65,7 +65,11 @@ def test_version_and_help(cli: Cli) -> None:
         assert re.search(rf"^  {name} +{re.escape(command.help)}$", text, re.MULTILINE)
     for name in COMMANDS:
         assert "Usage:" in cli(name, "--help")
-    assert "No such command" in CliRunner().invoke(app, ["nonsense"]).stderr
+    for word, near in (("crate", "create"), ("chngs", "changes"), ("hibernte", "hibernate")):
+        found = CliRunner().invoke(app, [word])
+        assert f"No such command '{word}'. Did you mean `{near}`" in found.stderr
+        assert found.exit_code == 2
+    assert "No such command 'zzz'.\n" in CliRunner().invoke(app, ["zzz"]).stderr
     assert CliRunner().invoke(app, ["ls", "--nonsense"]).exit_code == 2
 
 

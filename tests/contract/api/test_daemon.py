@@ -42,7 +42,7 @@ def home(tmp_path: Path) -> Iterator[Home]:
 
 @pytest.fixture(autouse=True)
 def _fake_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(FAKES))
+    monkeypatch.setenv("PYTHONPATH", str(FAKES), prepend=os.pathsep)
 
 
 def pids(home: Home) -> list[int]:
@@ -259,7 +259,8 @@ def test_tcp_with_tokens_that_outlive_the_daemon(home: Home) -> None:
     listed = _torpor(home, "token", "ls", "--json").stdout
     assert [found["name"] for found in json.loads(listed)] == ["ci"]
     assert token not in listed
-    assert _torpor(home, "token", "rm", "ci").returncode == 0
+    removed = _torpor(home, "token", "rm", "ci")
+    assert (removed.stdout, removed.returncode) == ("ci\n", 0), removed.stderr
     assert httpx.get(f"{url}/v1/me", headers=headers).status_code == 401
     assert _torpor(home, "token", "rm", "ci").returncode == NotFound.exit_code
     assert token not in _ended(process)

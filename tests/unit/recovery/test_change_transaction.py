@@ -158,15 +158,18 @@ def test_a_confirm_ends_the_probation_early(act: Act) -> None:
     async def scene(stage: Stage) -> None:
         box = await stage.sandbox()
         begun = await stage.change(box.id, command="true", probation_seconds=600)
-        with pytest.raises(WrongState, match="only one on probation"):
+        with pytest.raises(WrongState, match="only one on probation") as caught:
             await stage.desk.confirm(begun.id)
+        assert caught.value.hint is not None
+        assert f"torpor change follow {begun.id}" in caught.value.hint
         waiting = await stage.until(begun, S.PROBATION)
         assert waiting.deadline_at is not None
         assert waiting.require_confirm
         kept = await stage.desk.confirm(begun.id, by="ann")
         assert (kept.state, kept.verdict, kept.why) == (S.KEPT, "kept", "confirmed by ann")
-        with pytest.raises(WrongState):
+        with pytest.raises(WrongState) as caught:
             await stage.desk.confirm(begun.id)
+        assert caught.value.hint == f"it is over: torpor report {begun.id}"
         with pytest.raises(WrongState, match="over"):
             await stage.desk.reject(begun.id)
 

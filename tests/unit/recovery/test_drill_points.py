@@ -210,6 +210,7 @@ def test_evidence_as_text() -> None:
         "boots": [
             {
                 "memory": "cold",
+                "boot_mode": "cold",
                 "recovery_ms": {"machine": 12345, "checked": 20000},
                 "points": [point, {**point, "outcome": "nothing", "why": "w" * 200}],
                 "let_go_for_checks": ["a.service"],
@@ -221,7 +222,12 @@ def test_evidence_as_text() -> None:
     assert "\x1b" not in said
     for words in ("sbx_1 (oldest)", "2 days", "answered after 12.3 s", "FAIL", "lyr_1: bad"):
         assert words in said
+    assert "answered after 12.3 s, and all was looked at after 20.0 s" in said
     assert max(map(len, said.splitlines())) <= 100
+    evidence["boots"][0]["boot_mode"] = None
+    said = text(evidence)
+    assert "all was looked at" not in said
+    assert "answered after 12.3 s, and looking at it was broken off after 20.0 s" in said
 
 
 def test_a_point_is_kept_as_it_is() -> None:

@@ -221,7 +221,7 @@ class ChangeDesk:
         if row.info.state is not S.PROBATION:
             raise WrongState(
                 f"change {row.info.id} is {row.info.state}; only one on probation can be confirmed",
-                hint=f"see torpor report {row.info.id}",
+                hint=_hint_instead(row),
                 state=row.info.state,
             )
         await self._send(row, {"say": "confirm", "by": by or "a user"})
@@ -281,7 +281,7 @@ class ChangeDesk:
         if row.spec.kind != "block" or row.info.state is not S.CHANGING:
             raise WrongState(
                 f"change {row.info.id} is {row.info.state}: {row.info.why or 'it waits for no client'}",
-                hint=f"see torpor report {row.info.id}",
+                hint=_hint_instead(row),
                 state=row.info.state,
             )
         return row
@@ -398,6 +398,18 @@ def _way_back(info: ChangeInfo) -> str | None:
     if info.state is not S.KEPT:
         return None
     return f"to go back to before it: torpor rollback {info.sandbox_id} {info.snapshot_id} --cold"
+
+
+def _hint_instead(row: ChangeRow) -> str:
+    """Return what to do about a change that cannot be confirmed as it is now."""
+    change_id = row.info.id
+    if not row.info.is_open:
+        return f"it is over: torpor report {change_id}"
+    if row.info.state is S.ROLLING_BACK:
+        return f"it is being put back: torpor change follow {change_id}"
+    if not row.spec.probation_seconds:
+        return f"it has no probation, its checks decide: torpor change follow {change_id}"
+    return f"it is on its way there: torpor change follow {change_id}, and confirm it from probation on"
 
 
 def _failed(name: str, error: BaseException) -> None:

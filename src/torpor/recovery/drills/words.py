@@ -52,9 +52,10 @@ def _boot(boot: Mapping[str, Any]) -> Iterator[str]:
     if not took or not took["machine"]:
         yield f"Restored {_HOW[boot['memory']]}: it was not looked at"
     else:
+        what = "looking at it was broken off" if boot["boot_mode"] is None else "all was looked at"
         yield (
             f"Restored {_HOW[boot['memory']]}: it answered after {took['machine'] / 1000:.1f} s, "
-            f"and all was looked at after {took['checked'] / 1000:.1f} s"
+            f"and {what} after {took['checked'] / 1000:.1f} s"
         )
     for point in boot["points"]:
         said = f"  {_SAID[point['outcome']]:<8} {point['title']}: {point['why']}"
