@@ -269,6 +269,7 @@ class FakeAgent(FakeQuiesce):
         self.busy: set[str] = set()
         """Paths that processes use."""
         self.no_mount: Exception | None = None
+        self.no_freeze: Exception | None = None
         self.info = GuestInfo(
             agent_version="1",
             protocol_version=1,
@@ -300,6 +301,8 @@ class FakeAgent(FakeQuiesce):
 
     async def freeze(self, *, dead_man_seconds: float) -> None:
         self.calls.append("freeze")
+        if self.no_freeze is not None:
+            raise self.no_freeze
         self.frozen = True
 
     async def thaw(self) -> bool:

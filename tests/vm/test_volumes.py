@@ -53,8 +53,10 @@ def test_what_is_in_a_volume_outlives_its_sandboxes(volume: Volume) -> None:
         one.detach_volume("/data")
         with holder(volume, "/elsewhere") as two:
             assert sh(two, "cat /elsewhere/link") == "kept\n"
-            sh(two, "echo more > /elsewhere/more")  # what it has not written is, when it is deleted
-    with holder(volume) as three:
+            # what it has not written is, when it is deleted; a program that uses the volume is not in the way
+            sh(two, "echo more > /elsewhere/more")
+            two.exec(["sleep", "600"], cwd="/elsewhere", background=True)
+    with holder(volume, read_only=True) as three:
         assert sh(three, "cat /data/d/file /data/more") == "kept\nmore\n"
         assert sh(three, "dmesg | grep -c 'sda.*error' || true").strip() == "0"
         used = Volume.get(volume.name).info.used_bytes

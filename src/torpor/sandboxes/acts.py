@@ -21,7 +21,7 @@ from torpor.sandboxes.lifecycle import check_move, require_running
 from torpor.sandboxes.machine import SandboxMachine
 from torpor.sandboxes.room import check_start
 from torpor.sandboxes.volume_attach import release_all
-from torpor.sandboxes.volume_capture import sync_volumes
+from torpor.sandboxes.volume_capture import still_volumes
 from torpor.vmm.base import Vmm
 
 S = SandboxState
@@ -157,10 +157,10 @@ async def set_ttl(m: SandboxMachine, ttl_seconds: int | None, on_timeout: OnTime
 async def delete(m: SandboxMachine) -> None:
     """End the machine of a sandbox that is `deleting`, and remove all that it has."""
     reach("delete.intent")
-    await sync_volumes(m, within_s=_LAST_WORDS_S)
+    clean = await still_volumes(m, within_s=_LAST_WORDS_S)
     await m.end_machine()
     reach("delete.ended")
-    await release_all(m.parts, m.info.id)
+    await release_all(m.parts, m.info.id, clean=clean)
     reach("delete.released")
     await files.remove_folder(m.folder)
     reach("delete.removed")

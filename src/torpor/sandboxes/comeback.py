@@ -56,7 +56,7 @@ async def hibernate(m: SandboxMachine, wish: capture.Wish = SLEEP) -> None:
         raise
     reach("hibernate.outcome")
     await m.end_machine()
-    await asleep(m)
+    await asleep(m, manifest)
     try:  # while it sleeps: what wake would have to wait for
         await image_of(m.parts, manifest)
     except (TorporError, OSError) as exc:  # it sleeps all the same; wake tries again

@@ -33,10 +33,19 @@ from torpor.sandboxes.parts import Parts
 from torpor.sandboxes.standstill import through_standstills
 from torpor.vmm.base import VOLUME_SLOTS, VolumeDisk
 from torpor.volumes.desk import Point
-from torpor.volumes.lease import check_free_path, check_path, free_slot, in_state, released, taken
+from torpor.volumes.lease import (
+    check_free_path,
+    check_path,
+    check_readable,
+    free_slot,
+    in_state,
+    released,
+    taken,
+)
 
 S = SandboxState
 _CAPABILITY = "volumes"
+_NOT_ASKED = VolumeUsage(total_bytes=0, used_bytes=0)
 _FROZEN_S = 30.0
 """For a switch, which takes milliseconds; after this the guest thaws itself."""
 
@@ -119,21 +128,12 @@ async def lease(m: SandboxMachine, mount: VolumeMount) -> tuple[VolumeRow, Volum
         row = await desk.shelf.change(row.id, lambda r: taken(r, holder))
         try:
             if mount.read_only:
-                row = await _ready_to_read(parts, row)
+                check_readable(row)
+                row = await parts.volumes.seal(row.id) if row.layers.written else row
             return await desk.hand_out(row), holder
         except BaseException:
             await finish(_release(parts, row.id, me), within_s=60.0)
             raise
-
-
-async def _ready_to_read(parts: Parts, row: VolumeRow) -> VolumeRow:
-    if not row.layers.clean:
-        raise Conflict(
-            f"volume {row.name} was not unmounted when it was last written to; read-only it cannot be mounted so",
-            hint="attach it read-write once, which replays its journal, and detach it",
-            volume=row.name,
-        )
-    return await parts.volumes.seal(row.id) if row.layers.written else row
 
 
 async def break_dead(parts: Parts, volume_id: VolumeId, me: str) -> None:
@@ -305,10 +305,15 @@ async def _release(
     await shelf.change(volume_id, edit)
 
 
-async def release_all(parts: Parts, sandbox_id: str) -> None:
-    """Let go of all that a sandbox has; its machine is gone. What was made for it alone is deleted."""
-    for row, _ in parts.volumes.shelf.held_by(sandbox_id):
-        await release(parts, row.id, sandbox_id)
+async def release_all(parts: Parts, sandbox_id: str, *, clean: bool = False) -> None:
+    """Let go of all that a sandbox has; its machine is gone. What was made for it alone is deleted.
+
+    Args:
+        clean: what it had mounted is as if it had unmounted it.
+    """
+    for row, holder in parts.volumes.shelf.held_by(sandbox_id):
+        as_unmounted = _NOT_ASKED if clean and holder.state == "attached" else None
+        await release(parts, row.id, sandbox_id, clean=as_unmounted)
     shelf = parts.volumes.shelf
     for row in shelf.bound_to(sandbox_id):
         async with shelf.turn(row.id):

@@ -11,7 +11,14 @@ from torpor.base.aio import finish
 from torpor.base.faults import reach
 from torpor.base.ids import new_id
 from torpor.db.volumes import VolumeRow
-from torpor.errors import InvalidRequest, TorporError, VmmFailed, WrongState
+from torpor.errors import (
+    Conflict,
+    GuestFailed,
+    InvalidRequest,
+    TorporError,
+    VmmFailed,
+    WrongState,
+)
 from torpor.layers.manifest import Manifest, VolumePoint
 from torpor.model_volumes import VolumeHolder, VolumeId, VolumesMode
 from torpor.sandboxes import volume_attach
@@ -191,17 +198,20 @@ async def settle_earlier(m: SandboxMachine, *, paused_before: bool) -> None:
         await volume_attach.settle_one(m, row, holder)
 
 
-async def asleep(m: SandboxMachine) -> None:
+async def asleep(m: SandboxMachine, manifest: Manifest) -> None:
     """Note that a machine which sleeps writes to its volumes no more: what they are, the snapshot has."""
+    clean = {point.volume_id: point.clean for point in manifest.volumes}
     for row, holder in m.parts.volumes.shelf.held_by(m.info.id):
         if not holder.read_only:
+            is_clean = clean.get(row.id, False)
             await m.parts.volumes.shelf.change(
-                row.id, lambda r: replace(r, layers=replace(r.layers, written=False))
+                row.id,
+                lambda r, c=is_clean: replace(r, layers=replace(r.layers, written=False, clean=c)),  # type: ignore[misc]
             )
 
 
 async def sync_volumes(m: SandboxMachine, *, within_s: float = _SYNC_S) -> None:
-    """Before a machine is ended by a rollback or delete: have what it has not written yet written, if it answers."""
+    """Before a machine is ended by a rollback: have what it has not written yet written, if it answers."""
     held = m.parts.volumes.shelf.held_by(m.info.id)
     if m.vmm is None or all(holder.read_only for _, holder in held):
         return
@@ -209,6 +219,30 @@ async def sync_volumes(m: SandboxMachine, *, within_s: float = _SYNC_S) -> None:
         async with asyncio.timeout(within_s):
             if await m.vmm.status() == "running":
                 await (await m.guest()).sync()
+
+
+async def still_volumes(m: SandboxMachine, *, within_s: float) -> bool:
+    """Before a machine is deleted: have all that it writes to frozen, and stop it.
+
+    Returns:
+        Whether its volumes are now as if unmounted. If not, what it had not written yet is written if it answers.
+    """
+    held = m.parts.volumes.shelf.held_by(m.info.id)
+    if m.vmm is None or all(holder.read_only for _, holder in held):
+        return False
+    with contextlib.suppress(TorporError, TimeoutError):
+        async with asyncio.timeout(within_s):
+            if await m.vmm.status() != "running":
+                return False
+            guest = await m.guest()
+            try:
+                await guest.freeze(dead_man_seconds=2 * within_s)
+            except (GuestFailed, Conflict):
+                await guest.sync()
+                return False
+            await m.vmm.pause()  # long before the guest would thaw by itself
+            return guest.info.instance == m.boot  # else it booted meanwhile and has not mounted them
+    return False
 
 
 def check_mode(mode: str | None) -> VolumesMode | None:

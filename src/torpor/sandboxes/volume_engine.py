@@ -41,7 +41,7 @@ from torpor.sandboxes.machine import SandboxMachine
 from torpor.sandboxes.parts import Parts
 from torpor.sandboxes.room import make_room
 from torpor.volumes.desk import Point
-from torpor.volumes.lease import check_free_path, check_path, held
+from torpor.volumes.lease import check_free_path, check_path, check_readable, held
 from torpor.volumes.quota import size_of_gib
 
 S = SandboxState
@@ -266,6 +266,8 @@ class EngineVolumes:
             alive = [h for h in others if not self._looks_dead(h.sandbox_id)]
             if alive:
                 raise held(row, alive, "read" if mount.read_only else "written")
+            if mount.read_only:
+                check_readable(row)
             taken.append(
                 VolumeHolder(sandbox_id=row.id, path=mount.path, read_only=True, slot=0, serial="")
             )

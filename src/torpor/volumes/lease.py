@@ -64,6 +64,16 @@ def check_free_path(path: str, others: Iterable[VolumeHolder], sandbox_id: str) 
             )
 
 
+def check_readable(row: VolumeRow) -> None:
+    """Raise `Conflict` when a volume cannot be mounted read-only: its journal is to be replayed first."""
+    if not row.layers.clean:
+        raise Conflict(
+            f"volume {row.name} cannot be mounted read-only: the machine that wrote to it last ended without unmounting it",
+            hint="attach it read-write once, which replays its journal, and detach it",
+            volume=row.name,
+        )
+
+
 def free_slot(taken_slots: Collection[int], slots: Iterable[int], sandbox_id: str) -> int:
     """Return the first place that is free. Raises `LimitExceeded`."""
     for slot in slots:

@@ -348,11 +348,11 @@ def test_what_a_deleted_machine_had_not_written_is_written(play: Play, read_only
         one = await made(world, mount(read_only=read_only))
         agent = world.connect.agents[-1]
         await world.engine.delete(one.id)
-        assert ("sync" in agent.calls) is not read_only
+        assert ("freeze" in agent.calls) is not read_only
         two = await made(world, mount())
         await world.engine.pause(two.id)
         await world.engine.delete(two.id)
-        assert "sync" not in world.connect.agents[-1].calls, "it cannot"
+        assert "freeze" not in world.connect.agents[-1].calls, "it cannot"
 
     play(scene)
 
@@ -364,9 +364,9 @@ def test_a_machine_that_does_not_answer_is_deleted_all_the_same(
         await world.engine.volumes.create("data", 1)
         one = await made(world, mount())
         monkeypatch.setattr(acts, "_LAST_WORDS_S", 0.05)
-        world.connect.agents[-1].sync = asyncio.Event().wait  # type: ignore[method-assign,assignment]
+        world.connect.agents[-1].freeze = lambda **_: asyncio.Event().wait()  # type: ignore[method-assign,assignment]
         await world.engine.delete(one.id)
-        assert holders(world) == []
+        assert (holders(world), row(world).layers.clean) == ([], False)
 
     play(scene)
 

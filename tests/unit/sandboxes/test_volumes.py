@@ -275,14 +275,69 @@ def test_a_volume_with_a_journal_to_replay_is_not_read_by_many(play: Play) -> No
     async def scene(world: World) -> None:
         await world.engine.volumes.create("data", 1)
         one = await made(world, mount())
-        await world.engine.delete(one.id)  # as by a power cut
+        os.kill(world.vmm(one.id).process.pid, signal.SIGKILL)
+        await world.until(one.id, S.FAILED)
         two = await world.create()
-        with pytest.raises(Conflict, match="not unmounted"):
+        with pytest.raises(Conflict, match="without unmounting"):
             await world.engine.volumes.attach(two.id, mount(read_only=True))
-        assert row(world).holders == ()
+        folders = list(world.home.sandboxes.iterdir())
+        with pytest.raises(Conflict, match="without unmounting"):
+            await made(world, mount(read_only=True))
+        assert list(world.home.sandboxes.iterdir()) == folders, "nothing is made for it"
         await world.engine.volumes.attach(two.id, mount())
         await world.engine.volumes.detach(two.id, "/data")
         await world.engine.volumes.attach(two.id, mount(read_only=True))
+
+    play(scene)
+
+
+@pytest.mark.parametrize("asleep", [False, True])
+def test_what_a_deleted_machine_wrote_can_be_read_by_many(play: Play, asleep: bool) -> None:
+    async def scene(world: World) -> None:
+        await world.engine.volumes.create("data", 1)
+        one = await made(world, mount())
+        if asleep:
+            await world.engine.hibernate(one.id)
+        agent = world.connect.agents[-1]
+        await world.engine.delete(one.id)
+        assert agent.calls.count("freeze") == 1, "its file systems are as if unmounted"
+        two, three = [await made(world, mount(read_only=True)) for _ in range(2)]
+        assert holders(world) == [(two.id, "attached"), (three.id, "attached")]
+
+    play(scene)
+
+
+def test_what_wakes_writes_again(play: Play) -> None:
+    async def scene(world: World) -> None:
+        await world.engine.volumes.create("data", 1)
+        one = await made(world, mount())
+        await world.engine.hibernate(one.id)
+        assert row(world).layers.clean
+        await world.engine.wake(one.id)
+        assert not row(world).layers.clean
+
+    play(scene)
+
+
+@pytest.mark.parametrize("how", ["paused", "will not freeze", "booted by itself", "was not mounted"])
+def test_a_machine_that_could_not_be_frozen_leaves_a_journal(play: Play, how: str) -> None:
+    async def scene(world: World) -> None:
+        await world.engine.volumes.create("data", 1)
+        one = await made(world, mount())
+        agent = world.connect.agents[-1]
+        match how:
+            case "paused":
+                await world.engine.pause(one.id)
+            case "will not freeze":
+                agent.no_freeze = GuestFailed("/data cannot be frozen")
+            case "booted by itself":
+                object.__setattr__(agent.info, "instance", "another boot")
+            case _:
+                shelf = world.engine._parts.volumes.shelf
+                await shelf.change(row(world).id, lambda r: in_state(r, one.id, "attaching"))
+        await world.engine.delete(one.id)
+        assert ("sync" in agent.calls) is (how == "will not freeze")
+        assert not row(world).layers.clean
 
     play(scene)
 
