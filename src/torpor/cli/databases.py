@@ -22,6 +22,7 @@ from torpor.cli.output import (
     print_table,
     stderr_is_terminal,
     visible,
+    waiting,
 )
 from torpor.errors import InvalidRequest
 
@@ -80,7 +81,9 @@ def _progress() -> Iterator[Callable[[DatabaseStep], object]]:
         seen: set[str] = set()
 
         def line(found: DatabaseStep) -> None:
-            key = found.step if found.step == "template" else f"{found.step} {found.message}"
+            # of a build each step; what is said within a step is too much for lines
+            message = found.message.partition(":")[0] if found.step == "template" else found.message
+            key = f"{found.step} {message}"
             if key not in seen:
                 seen.add(key)
                 print(f"{found.step}: {visible(found.message)}", file=sys.stderr)
@@ -288,7 +291,11 @@ def clone(
     """Make a database that begins as another, copy-on-write, and print its URL."""
     from torpor.sdk.sync_databases import Database
 
-    made = Database.handle(name).clone(new_name, snapshot=at, target_time=target_time, size=size)
+    how = "replaying its log up to then" if target_time else "copy-on-write"
+    with waiting(f"cloning {name}: {how}"):
+        made = Database.handle(name).clone(
+            new_name, snapshot=at, target_time=target_time, size=size
+        )
     _print_made(made.info, made.connection_url, as_json=as_json)
 
 
@@ -312,7 +319,9 @@ def upgrade(
     """Let a database go on in a new machine with PostgreSQL's newest minor version."""
     from torpor.sdk.sync_databases import Database
 
-    info = Database.handle(name).upgrade(build=build)
+    how = "building the template anew, which takes minutes" if build else "in a new machine"
+    with waiting(f"upgrading {name}: {how}"):
+        info = Database.handle(name).upgrade(build=build)
     print_json(info) if as_json else print(f"{info.name}  {info.server_version}")
 
 
@@ -328,7 +337,8 @@ def dump(
     """Write a consistent dump to a file, in pg_dump's custom format, for pg_restore."""
     from torpor.sdk.sync_databases import Database
 
-    size = Database.handle(name).dump(path, database=database)
+    with waiting(f"dumping {name}"):
+        size = Database.handle(name).dump(path, database=database)
     if as_json:
         print_json({"path": str(path), "size_bytes": size})
     else:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import PurePath
 from typing import Annotated, Any
@@ -125,6 +126,19 @@ def pairs(texts: Sequence[str], option: str) -> dict[str, str]:
 def stderr_is_terminal() -> bool:
     """Return whether progress can be shown."""
     return sys.stderr.isatty()
+
+
+@contextlib.contextmanager
+def waiting(text: str) -> Iterator[None]:
+    """Show on a terminal, while it lasts, what takes a while and tells no steps."""
+    if not stderr_is_terminal():
+        yield
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    with Console(stderr=True).status(Text(visible(text)), spinner="dots"):
+        yield
 
 
 def as_dict(value: Any) -> dict[str, object]:

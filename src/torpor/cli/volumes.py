@@ -11,7 +11,7 @@ import typer
 from torpor.base.units import format_bytes
 from torpor.cli import completion
 from torpor.cli.find import SandboxArg, find
-from torpor.cli.output import AsJson, age, as_dict, print_facts, print_json, print_table
+from torpor.cli.output import AsJson, age, as_dict, print_facts, print_json, print_table, waiting
 from torpor.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -270,11 +270,12 @@ def cp(
         raise InvalidRequest(
             "one of the two has to be in a volume", hint="torpor volume cp ./file VOLUME:/folder/"
         )
-    if inside is not None:
-        moved = Volume.handle(inside[1]).copy_in(Path(source), inside[2], user=user)
-    else:
-        assert outside is not None
-        moved = Volume.handle(outside[1]).copy_out(outside[2], Path(target))
+    with waiting(f"copying {source} to {target}"):
+        if inside is not None:
+            moved = Volume.handle(inside[1]).copy_in(Path(source), inside[2], user=user)
+        else:
+            assert outside is not None
+            moved = Volume.handle(outside[1]).copy_out(outside[2], Path(target))
     if as_json:
         print_json({"target": target, "files": moved.files, "size_bytes": moved.size_bytes})
     else:

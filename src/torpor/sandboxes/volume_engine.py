@@ -150,9 +150,10 @@ class EngineVolumes:
             if any(p.volume_id == row.id and p.mode != "detach" for p in m.volumes)
         ]
         if needed:
+            many = f"{len(needed)} snapshots of machines, such as" if needed[1:] else "snapshot"
             raise Conflict(
-                f"volume {row.name} is needed by {len(needed)} snapshots of machines, such as {needed[0]}",
-                hint=f"delete those first: torpor snapshot rm {needed[0]}",
+                f"volume {row.name} is needed by {many} {needed[0]}",
+                hint=f"delete what you need no more of: torpor snapshot rm {' '.join(needed[:20])}",
                 snapshots=needed[:20],
             )
 

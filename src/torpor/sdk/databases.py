@@ -333,9 +333,13 @@ class AsyncDatabase:
         Args:
             path: of the file; one that is there is replaced.
             database: which of the server's.
-        """
-        from torpor.sdk.database_dump import write_dump
 
+        Raises:
+            InvalidRequest: no file can be written there.
+        """
+        from torpor.sdk.database_dump import check_place, write_dump
+
+        await check_place(Path(path))  # before a large database is dumped for nothing
         async with self._connection.stream(
             "GET", f"{self._path}/dump", query={"of": database}, limit_s=LIFE_LIMIT_S
         ) as reply:
@@ -343,11 +347,19 @@ class AsyncDatabase:
 
 
 def _text(target_time: datetime | str | None) -> str | None:
-    if isinstance(target_time, datetime):
-        if target_time.tzinfo is None:
+    if isinstance(target_time, str):
+        try:
+            target_time = datetime.fromisoformat(target_time)
+        except ValueError as exc:
             raise InvalidRequest(
-                f"target_time {target_time.isoformat()} has no time zone",
-                hint="say which: datetime.now(UTC), or …astimezone()",
-            )
-        return target_time.isoformat()
-    return target_time
+                f"target_time {target_time!r} is no time",
+                hint="such as 2026-01-31T12:00:00Z, with a time zone",
+            ) from exc
+    if target_time is None:
+        return None
+    if target_time.tzinfo is None:
+        raise InvalidRequest(
+            f"target_time {target_time.isoformat()} has no time zone",
+            hint="say which: 2026-01-31T12:00:00Z, datetime.now(UTC), or …astimezone()",
+        )
+    return target_time.isoformat()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import posixpath
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -31,6 +32,8 @@ _ALIVE = (SandboxState.RUNNING, SandboxState.HIBERNATED)
 async def copy_in(volume: AsyncVolume, local: Path, remote: str, *, user: str | None) -> Transfer:
     """See `AsyncVolume.copy_in`."""
     path = _checked(remote)
+    if not await asyncio.to_thread(os.path.lexists, local):  # or a machine is made for nothing
+        raise NotFound(f"cannot read {local}: there is no such file", path=local)
     async with _mounted(volume, to_write=True) as (files, root):
         place = posixpath.join(root, path)
         try:
@@ -50,7 +53,12 @@ async def copy_out(volume: AsyncVolume, remote: str, local: Path) -> Transfer:
         place = posixpath.join(root, path).rstrip("/")
         is_folder = await asyncio.to_thread(local.is_dir)
         target = local / posixpath.basename(path.rstrip("/")) if is_folder else local
-        return await files.download(place, target)
+        try:
+            return await files.download(place, target)
+        except NotFound as exc:
+            raise NotFound(
+                f"there is no {remote} in volume {volume.name}", volume=volume.name, path=remote
+            ) from exc
 
 
 def _checked(remote: str) -> str:

@@ -17,6 +17,7 @@ from torpor.base.clock import Clock
 from torpor.base.faults import reach
 from torpor.base.fsio import allocated_bytes, fsync_dir, fsync_file
 from torpor.base.ids import check_name, new_id
+from torpor.base.units import format_bytes
 from torpor.db.volumes import VolumeLayers, VolumeRow, VolumeSnapshotRow
 from torpor.errors import Conflict, InvalidRequest
 from torpor.layers.manifest import LayerRef
@@ -277,7 +278,7 @@ class VolumeDesk:
         """Raise unless a volume may have that size."""
         if size_bytes < row.size_bytes:
             raise InvalidRequest(
-                f"volume {row.name} has {row.size_bytes} bytes; it cannot become smaller",
+                f"volume {row.name} has {format_bytes(row.size_bytes)}; it cannot become smaller",
                 hint="make a smaller volume and copy",
                 size_bytes=row.size_bytes,
             )

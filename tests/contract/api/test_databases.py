@@ -97,7 +97,7 @@ def test_a_create_streams_its_steps_and_its_failure(rest: Rest, machine: Machine
     assert [d["name"] for d in rest.ok("GET", "/v1/databases")["databases"]] == ["shop"]
 
 
-def test_the_sdk(machine: Machine) -> None:
+def test_the_sdk(machine: Machine, tmp_path: Path) -> None:
     steps: list[DatabaseStep] = []
     made = Database.create("shop", ram_mib=1024, progress=steps.append)
     assert steps[-1].step == "connection"
@@ -111,6 +111,8 @@ def test_the_sdk(machine: Machine) -> None:
         Database.create("tiny", size="1m", ram_mib=1024)
     with pytest.raises(InvalidRequest, match="time zone"):
         made.clone(target_time="2026-01-01T00:00:00")
+    with pytest.raises(InvalidRequest, match="'yesterday' is no time"):
+        made.clone(target_time="yesterday")
     with pytest.raises(OutsideArchive):
         made.clone(target_time="2000-01-01T00:00:00Z")
     made.snapshot(label="a")
@@ -125,9 +127,14 @@ def test_the_sdk(machine: Machine) -> None:
     assert made.wake().state is DatabaseState.RUNNING
     assert made.grow("3g").size_bytes == 3 << 30
     made.delete_snapshot("a")
+    with pytest.raises(InvalidRequest, match="there is no folder /nowhere"):
+        made.dump("/nowhere/file")
+    with pytest.raises(InvalidRequest, match="it is a folder"):
+        made.dump("/")
     machine.fails_at = "pg_dump"
     with pytest.raises(GuestFailed):
-        made.dump("/nowhere/file")
+        made.dump(tmp_path / "file")
+    assert not list(tmp_path.iterdir())
     copy.delete()
     with pytest.raises(NotFound):
         copy.refresh()

@@ -147,7 +147,7 @@ def test_copying_through_who_has_it(tmp_path: Path) -> None:
     for wrong in ("file", "/../file"):
         with pytest.raises(InvalidRequest):
             data.copy_out(wrong, tmp_path)
-    with pytest.raises(NotFound, match="/data/none"):
+    with pytest.raises(NotFound, match="there is no /none in volume data"):
         data.copy_out("/none", tmp_path)
     assert [s.id for s in Sandbox.list()] == [sandbox.id], "no other was tried"
 
@@ -163,6 +163,10 @@ def test_copying_through_a_sandbox_that_is_made_for_it(
     with pytest.raises(NotFound):
         data.copy_out("/none", tmp_path)
     assert not list(Sandbox.list())
+    made = len(server.engine.sandboxes)
+    with pytest.raises(NotFound, match="no such file"):
+        data.copy_in(tmp_path / "none", "/file")
+    assert len(server.engine.sandboxes) == made, "no machine is made for nothing"
 
 
 def test_command_line(cli: Cli, tmp_path: Path) -> None:

@@ -6,10 +6,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from torpor.cli import templates
-from torpor.cli.output import age, left, pairs, span, visible
+from torpor.cli import databases, output, templates
+from torpor.cli.output import age, left, pairs, span, visible, waiting
 from torpor.errors import InvalidRequest
 from torpor.model import BuildEvent
+from torpor.model_databases import DatabaseStep
 
 
 @pytest.mark.parametrize(
@@ -69,4 +70,35 @@ def test_a_build_that_waits_for_another_says_so(
         "plan: recipe base is 0123",
         "plan: another process builds the same recipe; waiting",
         "packages: 1 of 9",
+    ]
+
+
+def test_what_takes_a_while_is_shown_on_a_terminal_alone(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with waiting("dumping shop"):
+        pass
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setattr(output, "stderr_is_terminal", lambda: True)
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    with waiting("dumping \x1b[31m[shop]"):
+        pass
+    told = capsys.readouterr()
+    assert (told.out, "\x1b[31m" in told.err, "[shop]" in told.err) == ("", False, True)
+
+
+def test_each_step_of_a_template_is_one_line_of_a_database(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with databases._progress() as progress:
+        for message in ("plan: recipe", "packages: reading", "packages: 5 of 90", "boot: it"):
+            progress(DatabaseStep("template", message))
+        for message in ("giving it one", "giving it one", "giving it another"):
+            progress(DatabaseStep("password", message))
+    assert capsys.readouterr().err.splitlines() == [
+        "template: plan: recipe",
+        "template: packages: reading",
+        "template: boot: it",
+        "password: giving it one",
+        "password: giving it another",
     ]
