@@ -241,7 +241,9 @@ async def still_volumes(m: SandboxMachine, *, within_s: float) -> bool:
                 await guest.sync()
                 return False
             await m.vmm.pause()  # long before the guest would thaw by itself
-            return guest.info.instance == m.boot  # else it booted meanwhile and has not mounted them
+            return (
+                guest.info.instance == m.boot
+            )  # else it booted meanwhile and has not mounted them
     return False
 
 

@@ -16,7 +16,9 @@ async def check_place(path: Path) -> None:
     """Raise `InvalidRequest` unless a file could be there."""
     if not await asyncio.to_thread(os.path.isdir, path.parent):
         raise InvalidRequest(
-            f"cannot write {path}: there is no folder {path.parent}", hint="make it first", path=path
+            f"cannot write {path}: there is no folder {path.parent}",
+            hint="make it first",
+            path=path,
         )
     if await asyncio.to_thread(os.path.isdir, path):
         raise InvalidRequest(

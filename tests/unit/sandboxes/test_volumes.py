@@ -319,7 +319,9 @@ def test_what_wakes_writes_again(play: Play) -> None:
     play(scene)
 
 
-@pytest.mark.parametrize("how", ["paused", "will not freeze", "booted by itself", "was not mounted"])
+@pytest.mark.parametrize(
+    "how", ["paused", "will not freeze", "booted by itself", "was not mounted"]
+)
 def test_a_machine_that_could_not_be_frozen_leaves_a_journal(play: Play, how: str) -> None:
     async def scene(world: World) -> None:
         await world.engine.volumes.create("data", 1)
