@@ -189,6 +189,7 @@ class EngineVolumes:
         _check_label(label)
         desk = self._parts.volumes
         row = desk.shelf.get(name)
+        desk.shelf.check_label(row.id, label)  # before its file systems are frozen for nothing
         point = await self._point(row)
         return (await desk.snapshot(row.id, point, label=label, snapshot_id=snapshot_id)).info
 

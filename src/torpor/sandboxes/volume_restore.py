@@ -21,14 +21,14 @@ from typing import Literal
 from torpor.base.faults import reach
 from torpor.base.ids import new_id
 from torpor.db.volumes import VolumeRow
-from torpor.errors import GuestFailed, InvalidRequest, NotFound, VmmFailed, VolumeHeld
+from torpor.errors import Conflict, GuestFailed, InvalidRequest, NotFound, VmmFailed, VolumeHeld
 from torpor.layers.manifest import Manifest, VolumePoint
 from torpor.model import SandboxInfo, SandboxState
 from torpor.model_volumes import VolumeHolder, VolumeId, VolumeMount, VolumesMode
 from torpor.sandboxes import volume_attach
 from torpor.sandboxes.machine import SandboxMachine
 from torpor.sandboxes.parts import Parts
-from torpor.sandboxes.volume_attach import disk_of
+from torpor.sandboxes.volume_attach import disk_of, serial_of
 from torpor.vmm.base import Vmm, VolumeDisk
 from torpor.volumes.desk import Point
 from torpor.volumes.lease import held, taken
@@ -75,9 +75,10 @@ class Plan:
         """
         m = self.m
         own = {p.volume_id for p, way in self.in_ram if way in ("asleep", "itself")}
-        for row, _ in m.parts.volumes.shelf.held_by(m.info.id):
+        for row, holder in m.parts.volumes.shelf.held_by(m.info.id):
             if row.id not in own:
                 await volume_attach.release(m.parts, row.id, m.info.id)
+                await _drop_view(m.parts, row, holder)
         disks = []
         for point, way in self.in_ram:
             match way:
@@ -299,6 +300,25 @@ async def _itself(m: SandboxMachine, point: VolumePoint, *, keep: bool) -> Volum
         layers = tuple(m.parts.layers.disk_path(ref.id) for ref in point.disk)
         return replace(disk_of(m.parts, row, holder), layers=layers, active=None)
     return disk_of(m.parts, row, holder)
+
+
+async def _drop_view(parts: Parts, row: VolumeRow, holder: VolumeHolder) -> None:
+    """Delete a clone that a sandbox which goes back read from, and nobody ever wrote to, unless something needs it."""
+    came_along = row.bound_to == holder.sandbox_id and holder.serial != serial_of(row.id)
+    if not (came_along and holder.read_only):
+        return
+    for manifest in parts.layers.snapshots():
+        if any(p.volume_id == row.id and p.mode != "detach" for p in manifest.volumes):
+            return
+    shelf = parts.volumes.shelf
+
+    def check(now: VolumeRow) -> None:
+        if now.bound_to != holder.sandbox_id or now.holders or shelf.snapshots(now.id):
+            raise Conflict(f"volume {now.name} is to stay")
+
+    async with shelf.turn(row.id):
+        with contextlib.suppress(Conflict):
+            await shelf.remove(row.id, check)
 
 
 async def _cloned(m: SandboxMachine, point: VolumePoint, *, counts: bool) -> VolumeDisk:

@@ -223,13 +223,6 @@ class VolumeDesk:
         snapshot_id: VolumeSnapshotId | None = None,
     ) -> VolumeSnapshotRow:
         """Keep a point of a volume. Raises `Conflict` when a snapshot of it has that label."""
-        if label is not None and any(
-            s.info.label == label for s in self.shelf.snapshots(volume_id)
-        ):
-            raise Conflict(
-                f"volume {self.shelf.get(volume_id).name} has a snapshot with the label {label!r} already",
-                hint="choose another label or delete that snapshot",
-            )
         row = VolumeSnapshotRow(
             VolumeSnapshotInfo(
                 id=snapshot_id or VolumeSnapshotId(new_id("vsnap")),

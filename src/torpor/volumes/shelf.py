@@ -163,15 +163,24 @@ class VolumeShelf:
         return found
 
     async def insert_snapshot(self, row: VolumeSnapshotRow) -> None:
-        """Add a snapshot. Raises `NotFound` when its volume is gone."""
+        """Add a snapshot. Raises `NotFound` when its volume is gone, and `Conflict` when its label is taken."""
 
         def put() -> None:
             self._snapshots[row.info.id] = row
             self.version += 1
 
         async with self._changing:
-            self.get(row.info.volume_id)
+            self.check_label(row.info.volume_id, row.info.label)
             await self._write(lambda: self._rows.insert_snapshot(row), put)
+
+    def check_label(self, volume_id: VolumeId, label: str | None) -> None:
+        """Raise `Conflict` when a snapshot of a volume has that label, and `NotFound` when the volume is gone."""
+        volume = self.get(volume_id)
+        if label is not None and any(s.info.label == label for s in self.snapshots(volume_id)):
+            raise Conflict(
+                f"volume {volume.name} has a snapshot with the label {label!r} already",
+                hint="choose another label or delete that snapshot",
+            )
 
     async def remove_snapshot(self, snapshot_id: VolumeSnapshotId) -> None:
         """Forget a snapshot."""

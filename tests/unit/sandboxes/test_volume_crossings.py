@@ -411,6 +411,62 @@ def test_a_reader_that_goes_back_sleeps_and_wakes_with_what_it_reads(play: Play)
     play(scene)
 
 
+def test_what_a_reader_read_from_goes_when_it_goes_back_again(play: Play) -> None:
+    """Else each of its rollbacks leaves a clone, until a quota of volumes is full."""
+
+    async def scene(world: World) -> None:
+        engine, shelf = world.engine, world.engine._parts.volumes.shelf
+        await engine.volumes.create("data", 1)
+        one, two = await made(world, mount(read_only=True)), await world.create()
+        snapshot = await engine.snapshot(one.id)
+        await engine.volumes.detach(one.id, "/data")
+        await engine.volumes.attach(two.id, mount())
+        await engine.rollback(one.id, snapshot.id)
+        (first,) = shelf.bound_to(one.id)
+        await engine.rollback(one.id, snapshot.id)
+        (second,) = shelf.bound_to(one.id)
+        assert second.id != first.id
+        later = await engine.snapshot(one.id)  # needs the second
+        await engine.rollback(one.id, snapshot.id)
+        assert {row.id for row in shelf.bound_to(one.id)} > {second.id}
+        await engine.rollback(one.id, later.id)
+        assert second.id in {row.id for row in shelf.all()}
+        (third,) = (row for row, _ in shelf.held_by(one.id))
+        await engine.volumes.snapshot(third.id, label="by hand")
+        await engine.rollback(one.id, snapshot.id)
+        assert third.id in {row.id for row in shelf.all()}, "a user has something of it"
+
+    play(scene)
+
+
+def test_what_a_fork_wrote_stays_when_it_goes_back(play: Play) -> None:
+    async def scene(world: World) -> None:
+        engine, shelf = world.engine, world.engine._parts.volumes.shelf
+        await engine.volumes.create("data", 1)
+        one = await made(world, mount())
+        snapshot = await engine.snapshot(one.id)
+        (fork,) = await engine.fork(snapshot.id, RestoreSpec())
+        assert isinstance(fork, SandboxInfo)
+        (written,) = shelf.bound_to(fork.id)
+        await engine.rollback(fork.id, snapshot.id)
+        assert written.id in {row.id for row in shelf.bound_to(fork.id)}
+
+    play(scene)
+
+
+def test_two_snapshots_at_once_do_not_both_get_the_label(play: Play) -> None:
+    async def scene(world: World) -> None:
+        volumes = world.engine.volumes
+        await volumes.create("data", 1)
+        results = await asyncio.gather(
+            *(volumes.snapshot("data", label="x") for _ in range(4)), return_exceptions=True
+        )
+        assert sum(isinstance(r, Conflict) for r in results) == 3, results
+        assert [s.label for s in await volumes.snapshots("data")] == ["x"]
+
+    play(scene)
+
+
 def test_a_reader_that_goes_back_reads_the_volume_itself_if_it_is_as_it_was(play: Play) -> None:
     async def scene(world: World) -> None:
         await world.engine.volumes.create("data", 1)
