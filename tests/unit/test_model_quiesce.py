@@ -106,3 +106,15 @@ def test_what_a_guest_says_is_bounded_and_cleaned() -> None:
     for nonsense in ({"hooks": ["x"]}, {"hooks": [{"kind": "sql\ninjection"}]}):
         with pytest.raises(GuestFailed):
             quiet(nonsense)
+
+
+def test_what_looks_like_a_secret_is_not_taken_from_a_guest() -> None:
+    secret = "hunter2-0123456789"
+    hook = {"name": "a", "kind": "command", "state": "failed", "message": f"PGPASSWORD={secret}"}
+    said = f"at https://me:{secret}@host/x"
+    found = quiet(
+        {"hooks": [hook], "versions": {"v": said}, "cursor": said, "notes": [said], "reason": said}
+    )
+    assert secret not in str(found)
+    assert found.hooks[0].message == "PGPASSWORD=[masked]"
+    assert found.cursor == "at https://me:[masked]@host/x"

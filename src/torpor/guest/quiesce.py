@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, cast, get_args
 
+from torpor.base.masking import masked
 from torpor.errors import GuestFailed
 from torpor.guest.calls import Calls
 from torpor.model_quiesce import HookKind, HookResult, HookSpec, HookState, QuiesceSpec
@@ -141,8 +142,8 @@ def _result(item: Any) -> HookResult:
 
 
 def _clean(value: object) -> str:
-    """Return text from the guest in one line, cut, with control characters and odd bytes made visible."""
-    text = "" if value is None else str(value)[:_TEXT_MOST]
+    """Return text from the guest in one line, cut, without what looks like a secret or cannot be seen."""
+    text = "" if value is None else masked(str(value)[: _TEXT_MOST * 4])[:_TEXT_MOST]
     shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
     return shown[:_TEXT_MOST]
 

@@ -301,19 +301,28 @@ def test_no_secret_that_was_given_is_kept_when_it_is_over(act: Act) -> None:
 
     async def scene(stage: Stage) -> None:
         box = await stage.sandbox()
-        command = f"mark one; echo API_KEY={secret} >&2; exit 1"
+        command = f"mark one; echo api_key={secret}; echo API_KEY={secret} >&2; exit 1"
         begun = await stage.change(
             box.id, command=command, reason=f"a new key, token={secret}", target="a key"
         )
         assert secret not in str(begun)
         ended = await stage.until(begun)
         assert stage.engine.sandboxes[box.id].guest.marks["one"] == 1, "it was run as it is"
-        said = [event.data async for event in stage.desk.events(begun.id) if event.name != "output"]
+        said = [event async for event in stage.desk.events(begun.id)]
+        assert {"output", "step", "state"} <= {event.name for event in said}
         snapshots = await stage.engine.snapshots(box.id)
         row = await asyncio.to_thread(stage.desk._rows.get, ended.id)
         for found in (ended, said, snapshots, row, await stage.desk.report(ended.id)):
             assert secret not in str(found)
         assert row.info.command == row.spec.command == command.replace(secret, "[masked]")
+        assert [e for e in said if e.name == "output" and "api_key=[masked]" in str(e)]
+
+        command = f"echo api_key={secret}"
+        begun = await stage.change(box.id, command=command, probation_seconds=600)
+        await stage.until(begun, S.PROBATION)
+        row = await asyncio.to_thread(stage.desk._rows.get, begun.id)
+        assert secret not in str(row), "its command has ended, and need not be run again"
+        await stage.desk.confirm(begun.id)
 
     act(scene)
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from torpor.base.clock import Clock
 from torpor.base.faults import reach
+from torpor.base.masking import masked, masked_json
 from torpor.db.changes import ChangeRow, ChangeRows
 from torpor.errors import NotFound, TorporError, WrongState
 from torpor.model import SandboxState
@@ -25,7 +26,6 @@ from torpor.recovery.changes.holdings import HoldingsFiles
 from torpor.recovery.changes.looks import Look, Looker, Phase, look_json, opinion, told
 from torpor.recovery.changes.proving import mark_kept, mark_put_back
 from torpor.recovery.changes.quiet import described, point_json, take_point
-from torpor.recovery.checks.clean import masked, masked_json
 from torpor.sandboxes.claims import Act, Claim
 from torpor.sandboxes.port import EnginePort
 
@@ -203,7 +203,9 @@ class Acts:
         return {"ok": True, "kind": row.spec.kind}
 
     async def step_command(self, row: ChangeRow) -> dict[str, Any]:
-        """Run the command, once."""
+        """Run the command, once; from its end on it is kept without what looks like a secret."""
+        if (known := row.report.get("command")) is not None:  # an earlier try came to its end
+            return {"outcome": known["outcome"], "why": known["why"]}
         began = self.clock.now()
         self.step_told(row.info.id, f"running: {row.info.command}")
         info = row.info
@@ -223,6 +225,8 @@ class Acts:
         found = await run.run(row.notes.get("started"), note)
         row = await self.row(info.id)
         row = await self._noted(row, "change", began, found["why"], command=found)
+        spec = replace(row.spec, command=row.spec.command and masked(row.spec.command))
+        row = replace(row, spec=spec)
         reach("change.ended")
         await self.save(row)
         return {"outcome": found["outcome"], "why": found["why"]}
@@ -417,7 +421,7 @@ class Acts:
                     "phase": phase,
                     "name": result.key,
                     "outcome": result.status,
-                    "reason": result.reason,
+                    "reason": masked(result.reason),
                 },
             )
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from torpor.base.aio import Supervisor
 from torpor.base.faults import reach
+from torpor.base.masking import masked
 from torpor.errors import (
     CommandLost,
     GenerationChanged,
@@ -37,12 +38,11 @@ from torpor.model import (
 )
 from torpor.model_changes import ChangeId, ChangeSpec
 from torpor.recovery.changes.feeds import Feed
-from torpor.recovery.checks.clean import masked
+from torpor.recovery.changes.live import LiveText
 from torpor.sandboxes.port import EnginePort
 
 TAIL_BYTES = 64 << 10
 """Kept of the end of each stream, for the report."""
-CHUNK_BYTES = 32 << 10
 _CUT_MOST = 4096
 SILENT_S = 120.0
 """How long a machine that runs may not answer until the command's end counts as unknown."""
@@ -89,6 +89,7 @@ class CommandRun:
         self._feed = feed
         self._rejected = rejected
         self._tails = _Tails()
+        self._live = {"stdout": LiveText(), "stderr": LiveText()}
         self.exec_id = exec_id_of(change_id)
 
     async def run(self, started: Mapping[str, Any] | None, note: Note) -> dict[str, Any]:
@@ -109,6 +110,8 @@ class CommandRun:
             return self._told("failed", f"the command could not be run: {exc.message}", None)
         finally:
             await tasks.aclose()
+            for stream, live in self._live.items():
+                self._tell(stream, live.end())
         await self._kill()
         return self._told("rejected", "it was rejected while its command ran", None)
 
@@ -178,15 +181,15 @@ class CommandRun:
         async for event in events:
             if isinstance(event, ExecOutput):
                 self._tails.add(event)
-                for begin in range(0, len(event.data), CHUNK_BYTES):
-                    chunk = event.data[begin : begin + CHUNK_BYTES].decode("utf-8", "replace")
-                    self._feed.add(
-                        "output",
-                        {"stream": event.stream, "offset": event.offset + begin, "chunk": chunk},
-                    )
+                live = self._live[event.stream]
+                self._tell(event.stream, live.feed(event.data, event.offset))
             elif isinstance(event, ExecEnded):
                 return event.info
         raise CommandLost("the command sent no end")
+
+    def _tell(self, stream: str, pieces: Iterable[tuple[int, str]]) -> None:
+        for offset, chunk in pieces:
+            self._feed.add("output", {"stream": stream, "offset": offset, "chunk": chunk})
 
     async def _kill(self) -> None:
         with contextlib.suppress(TorporError, TimeoutError):

@@ -18,6 +18,7 @@ from torpor.base.clock import Clock, SystemClock
 from torpor.base.faults import reach
 from torpor.base.home import Home
 from torpor.base.ids import new_id
+from torpor.base.masking import masked
 from torpor.db.changes import ChangeRow, ChangeRows
 from torpor.errors import Conflict, InvalidRequest, WrongState
 from torpor.model import SandboxId, SandboxInfo, SandboxState
@@ -27,7 +28,6 @@ from torpor.recovery.changes.holdings import HoldingsFiles
 from torpor.recovery.changes.looks import told
 from torpor.recovery.changes.report import build
 from torpor.recovery.changes.requests import check_change_id, check_spec, check_state
-from torpor.recovery.checks.clean import masked
 from torpor.recovery.durable import Durable
 from torpor.sandboxes.port import EnginePort
 

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
+from torpor.base.masking import masked_json
 from torpor.db.changes import ChangeRow
 from torpor.model_changes import ChangeInfo, ChangeState
-from torpor.recovery.checks.clean import masked_json
 
 VERSION = 1
 S = ChangeState

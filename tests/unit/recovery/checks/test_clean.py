@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from torpor.recovery.checks.clean import masked
+from torpor.base.masking import masked
 
 
 @pytest.mark.parametrize(
