@@ -19,7 +19,10 @@ def verdict(parts: Parts, info: SandboxInfo) -> tuple[SandboxState, str | None]:
     if _POWERED_DOWN in console:
         return SandboxState.STOPPED, None
     if _RESTARTED in console:
-        why = "it rebooted itself, which ends a machine that went on from a snapshot"
+        why = (
+            "it rebooted itself, which ends a machine that went on from a snapshot; to boot one, "
+            "take a snapshot while it runs and roll back to that with memory=cold (--cold)"
+        )
         return SandboxState.STOPPED, why
     log = parts.driver.last_words(folder)
     text = ["the machine ended unexpectedly"]

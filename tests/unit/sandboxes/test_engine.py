@@ -248,7 +248,7 @@ def test_a_machine_that_dies_is_failed_with_its_last_words(play: Play) -> None:
 
 @pytest.mark.parametrize(
     ("words", "error"),
-    [("reboot: Power down", None), ("reboot: Restarting system", "rebooted itself")],
+    [("reboot: Power down", None), ("reboot: Restarting system", "memory=cold")],
 )
 def test_a_machine_that_ends_itself_is_stopped(play: Play, words: str, error: str | None) -> None:
     async def scene(world: World) -> None:
