@@ -14,7 +14,7 @@ import typer
 from torpor.base.units import format_bytes
 from torpor.cli.find import SandboxArg, find
 from torpor.cli.output import AsJson, age, as_dict, pairs, print_json, print_table, visible
-from torpor.errors import InvalidRequest
+from torpor.errors import InvalidRequest, NotFound
 from torpor.model_contexts import (
     CODE_BYTES_MOST,
     LANGUAGES,
@@ -106,8 +106,14 @@ def _code(file: str | None, code: str | None) -> tuple[str, Language]:
             with Path(file).open("rb") as source:
                 data = source.read(CODE_BYTES_MOST + 1)
         text = data.decode("utf-8")
-    except (OSError, UnicodeDecodeError) as exc:
-        raise InvalidRequest(f"{file} cannot be read: {exc}") from exc
+    except FileNotFoundError as exc:
+        raise NotFound(
+            f"there is no file {file} here", hint="-c CODE gives the code itself"
+        ) from exc
+    except OSError as exc:
+        raise InvalidRequest(f"{file} cannot be read: {exc.strerror}") from exc
+    except UnicodeDecodeError as exc:
+        raise InvalidRequest(f"{file} is not UTF-8 text: {exc.reason}") from exc
     if len(data) > CODE_BYTES_MOST:
         raise InvalidRequest(f"{file} is over {format_bytes(CODE_BYTES_MOST)}")
     return text, _SUFFIXES.get(Path(file).suffix, "python")

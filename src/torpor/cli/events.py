@@ -16,7 +16,10 @@ def events(
         str | None, typer.Option(metavar="ID", help="Go on behind this event; default: from now.")
     ] = None,
     kind: Annotated[
-        list[str] | None, typer.Option(help="Only `sandbox`, `snapshot`, `template` or `watch`.")
+        list[str] | None,
+        typer.Option(
+            metavar="KIND", help="Only `sandbox`, `snapshot`, `template` or `watch`; several times."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

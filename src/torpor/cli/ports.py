@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from torpor.cli.app import tell
 from torpor.cli.find import SandboxArg, find
-from torpor.cli.output import AsJson, print_json, print_table
+from torpor.cli.output import AsJson, as_dict, print_json, print_table
 from torpor.errors import TorporError
 
+_LINK_SECONDS_MOST: Final = 30 * 86400
 PortArg = Annotated[int, typer.Argument(metavar="PORT", help="The port in the sandbox.")]
 
 
@@ -21,7 +22,7 @@ def ports(sandbox: SandboxArg, as_json: AsJson = False) -> None:
     """List what listens for TCP connections in a sandbox."""
     found = find(sandbox).ports()
     if as_json:
-        print_json(found)
+        print_json([{**as_dict(info), "is_reachable": info.is_reachable} for info in found])
         return
     print_table(
         ("PORT", "ADDRESS", "PID", "PROCESS", "USER", "FORWARD"),
@@ -85,7 +86,16 @@ def _told(error: TorporError) -> None:
 def preview(
     sandbox: SandboxArg,
     port: PortArg,
-    ttl: Annotated[int, typer.Option("--ttl", help="Seconds until the link ends.")] = 3600,
+    ttl: Annotated[
+        int,
+        typer.Option(
+            "--ttl",
+            metavar="<int>",
+            min=1,
+            max=_LINK_SECONDS_MOST,
+            help="Seconds until the link ends; 30 days at most.",
+        ),
+    ] = 3600,
     path: Annotated[str, typer.Option(help="What it opens.")] = "/",
     as_json: AsJson = False,
 ) -> None:

@@ -133,7 +133,7 @@ class _Session:
             except Left as left:
                 leave = left
         where = f"torpor shell {self._sandbox_id} --attach {self._terminal.exec_id}"
-        print(f"left; it runs on, and is back with: {where}", file=sys.stderr)
+        print(f"\nleft; it runs on, and is back with: {where}", file=sys.stderr)
         return _SIGNALLED + leave.number if leave.number else 0
 
     async def _until_end(self) -> int:

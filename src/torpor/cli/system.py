@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from torpor.cli.output import AsJson, print_json, print_table
-from torpor.errors import HostNotReady
+from torpor.errors import Busy, HostNotReady, InvalidRequest
 
 if TYPE_CHECKING:
     from torpor.base.home import Home
+
+_PORT: Final = 7475
 
 
 def doctor(as_json: AsJson = False) -> None:
@@ -40,7 +42,12 @@ def serve(
     host: Annotated[
         str | None, typer.Option(help="Listen on this address too; a token is needed there.")
     ] = None,
-    port: Annotated[int, typer.Option(help="TCP port, with --host; 0: any.")] = 7475,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            metavar="<int>", min=0, max=65535, help="TCP port, with --host; 0: any. Default: 7475."
+        ),
+    ] = None,
     allow_host: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help="Also answer to this name on TCP; with a dot: below it."),
@@ -54,12 +61,23 @@ def serve(
     from torpor.sdk.daemon import answers
 
     home = Home.default()
-    if host is not None and answers(home):
-        _ask_to_listen(home, host, port, allow_host or [])
+    if host is None and (port is not None or allow_host):
+        raise InvalidRequest(
+            "--port and --allow-host are for TCP, and there is no --host",
+            hint=f"torpor serve --host 127.0.0.1 --port {_PORT if port is None else port}",
+        )
+    if answers(home):
+        if host is None:
+            raise Busy(
+                f"a daemon serves {home.root} already",
+                hint="use it; torpor serve --host ADDRESS lets it listen on TCP too",
+                home=home.root,
+            )
+        _ask_to_listen(home, host, _PORT if port is None else port, allow_host or [])
         return
     from torpor.server.daemon import main
 
-    argv = [] if host is None else ["--host", host, "--port", str(port)]
+    argv = [] if host is None else ["--host", host, "--port", str(_PORT if port is None else port)]
     main([*argv, *(word for name in allow_host or [] for word in ("--allow-host", name))])
 
 

@@ -103,7 +103,7 @@ def _timed_out(context: ContextInfo, spec: CodeSpec, ended: CodeEnded) -> Operat
     )
     return OperationTimeout(
         f"timeout: the code ran {spec.timeout_seconds:g} s, to its limit; {what}",
-        hint="give it more time (timeout_seconds)",
+        hint="give it more time (timeout_seconds, --timeout)",
         context_id=context.id,
         restarted=ended.restarted,
         duration_ms=ended.duration_ms,

@@ -168,7 +168,7 @@ async def _on_error(request: Request, error: Exception) -> Reply:
     if is_compat(request.scope):
         return _on_compat_error(request, error)
     if isinstance(error, RequestValidationError):
-        return error_reply(_invalid(error))
+        return error_reply(_invalid(error, request))
     if isinstance(error, HTTPException):
         return _http_failure(error)
     return error_reply(as_torpor_error(error))
@@ -176,15 +176,24 @@ async def _on_error(request: Request, error: Exception) -> Reply:
 
 def _on_compat_error(request: Request, error: Exception) -> Reply:
     if isinstance(error, RequestValidationError):
-        return failure(_invalid(error))
+        return failure(_invalid(error, request))
     if isinstance(error, HTTPException):
         absent = not_there(request.url.path)
         return failure(absent) if error.status_code in (404, 405) else _http_failure(error)
     return failure(as_torpor_error(error))
 
 
-def _invalid(error: RequestValidationError) -> InvalidRequest:
+def _invalid(error: RequestValidationError, request: Request) -> InvalidRequest:
     """Return what is wrong in words; values are left out, they may be secrets."""
+    sent_as = request.headers.get("content-type", "").partition(";")[0].strip().lower()[:100]
+    if "json" not in sent_as and any(
+        tuple(fault["loc"]) == ("body",) and fault["type"] != "missing" for fault in error.errors()
+    ):
+        return InvalidRequest(
+            f"the body is {sent_as or 'of no Content-Type'}, and JSON is wanted",
+            hint="send the header Content-Type: application/json",
+            content_type=sent_as,
+        )
     faults = [
         f"{'.'.join(str(part) for part in fault['loc'] if part != 'body') or 'body'}: {fault['msg']}"
         for fault in error.errors()

@@ -21,7 +21,7 @@ import threading
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Final, NoReturn
 
 import uvicorn
 from fastapi import FastAPI
@@ -50,6 +50,8 @@ from torpor.server.traces import start_traces
 from torpor.server.watch import Watch
 
 log = logging.getLogger("torpor.server")
+
+_PORT: Final = 7475
 
 _QUIET = {
     "alembic": logging.WARNING,
@@ -125,7 +127,7 @@ def _parse(argv: Sequence[str] | None) -> Options:
     )
     parser.add_argument("--home", type=Path, help="default: $TORPOR_HOME")
     parser.add_argument("--host", help="also listen on this address (a token is always needed)")
-    parser.add_argument("--port", type=int, default=7475, help="TCP port, with --host; 0: any")
+    parser.add_argument("--port", type=int, help="TCP port, with --host; 0: any; default: 7475")
     parser.add_argument(
         "--allow-host",
         action="append",
@@ -138,11 +140,13 @@ def _parse(argv: Sequence[str] | None) -> Options:
     )
     parser.add_argument("--version", action="version", version=__version__)
     found = parser.parse_args(argv)
+    if found.host is None and (found.port is not None or found.allow_host):
+        parser.error("--port and --allow-host are for TCP, and there is no --host")
     home = Home(found.home.absolute()) if found.home else Home.default()
     return Options(
         home=home,
         host=found.host,
-        port=found.port,
+        port=_PORT if found.port is None else found.port,
         allowed_hosts=tuple(found.allow_host),
         ready_fd=found.ready_fd,
     )

@@ -118,7 +118,7 @@ def timed_out(info: ExecInfo, **output: object) -> OperationTimeout:
     return OperationTimeout(
         f"timeout: the command ran {(info.duration_ms or 0) / 1000:g} s, to its limit, "
         "and its process tree was killed",
-        hint=f"give it more time (timeout_seconds); in the sandbox its output is in {info.stdout_path or 'no file'}",
+        hint=f"give it more time (timeout_seconds, --timeout); in the sandbox its output is in {info.stdout_path or 'no file'}",
         exec_id=info.exec_id,
         exit_code=info.exit_code,
         signal=info.signal,

@@ -171,8 +171,11 @@ def test_the_command_line(cli: Cli, sandbox: Sandbox, tmp_path: Path) -> None:
     found = cli.json("run", sandbox.id, "-c", "hi")
     assert (found["stdout"], found["ended"]["status"]) == ("hi\n", "ok")
     assert "timeout" in cli.fails("run", sandbox.id, "-c", "limit", "--timeout", "1", code=80)
-    for wrong in (["-c", "x", str(file)], [], ["-c", "x", "-l", "perl"], ["nothing.py"]):
+    for wrong in (["-c", "x", str(file)], [], ["-c", "x", "-l", "perl"], [str(tmp_path)]):
         cli.fails("run", sandbox.id, *wrong, code=64)
+    assert "error: there is no file nothing.py here" in cli.fails(
+        "run", sandbox.id, "nothing.py", code=66
+    )
     ids = {c["id"] for c in cli.json("context", "ls", sandbox.id)}
     assert ids == {"ctx_default_bash", "ctx_default_python"}
     made = cli("context", "create", sandbox.id, "-l", "bash").strip()

@@ -307,7 +307,22 @@ def test_who_waits_is_told_when_the_daemon_ends(home: Home) -> None:
 
 def test_serve_without_tcp_beside_a_daemon_is_refused(home: Home) -> None:
     ensure_daemon(home)
-    assert _torpor(home, "serve").returncode == Busy.exit_code
+    done = _torpor(home, "serve")
+    assert done.returncode == Busy.exit_code
+    assert f"error: a daemon serves {home.root} already" in done.stderr
+    assert "--host ADDRESS" in done.stderr
+
+
+def test_serve_on_tcp_wants_an_address(home: Home) -> None:
+    """Without one nothing would listen on TCP, and nobody would know."""
+    done = _torpor(home, "serve", "--port", "8080")
+    assert done.returncode == 64
+    assert "there is no --host" in done.stderr
+    assert pids(home) == []
+    argv = [*DAEMON, "--home", str(home.root), "--allow-host", "box.example"]
+    daemon = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert daemon.returncode == 2
+    assert "there is no --host" in daemon.stderr
 
 
 @pytest.mark.parametrize("words", [("--expires", "soon"), ("--scope", "all"), ("--expires", "0s")])

@@ -282,11 +282,14 @@ def told(*words: str) -> subprocess.CompletedProcess[str]:
 def test_ports_on_the_command_line(server: ServerThread, app: int) -> None:
     with Sandbox.create() as sandbox:
         found = json.loads(told("ports", sandbox.id, "--json").stdout)
-        assert app in {item["port"] for item in found}
+        assert (app, True) in {(item["port"], item["is_reachable"]) for item in found}
         assert f"{app}" in told("ports", sandbox.id).stdout
         done = told("preview", sandbox.id, str(app))
         assert done.returncode == HostNotReady.exit_code
         assert "torpor serve --host" in done.stderr
+        done = told("preview", sandbox.id, str(app), "--ttl", "0")
+        assert done.returncode == 2
+        assert "--ttl" in done.stderr
         done = told("forward", sandbox.id, "0")
         assert done.returncode == InvalidRequest.exit_code
 

@@ -64,6 +64,21 @@ def test_a_refused_request_names_the_field_and_not_the_value(rest: Rest) -> None
     assert "hunter2" not in str(body)
 
 
+@pytest.mark.parametrize("sent_as", [{}, {"content-type": "application/x-www-form-urlencoded"}])
+def test_a_body_that_is_not_sent_as_json(rest: Rest, sent_as: dict[str, str]) -> None:
+    """As `curl -d` does: what is missing is the header, and the error says so."""
+    found = rest.fails(
+        "POST",
+        "/v1/sandboxes",
+        400,
+        "request.invalid",
+        content=b'{"template": "base"}',
+        headers=sent_as,
+    )
+    assert "JSON is wanted" in found["error"]
+    assert found["hint"] == "send the header Content-Type: application/json"
+
+
 def test_json_that_is_not_json(rest: Rest) -> None:
     rest.fails(
         "POST",

@@ -422,7 +422,7 @@ def test_leaving_a_shell_and_coming_back(sandbox: Sandbox, at_terminal: Any) -> 
     person.type(b"PS1='ready> '; kept=42\r")
     person.sees(b"\nready> ")
     person.type(b"\r~.")
-    person.sees(b"left; it runs on")
+    person.sees(b"\nleft; it runs on")  # on a line of its own
     command = person.sees(b"\n").decode()
     assert person.exit_code() == 0
     exec_id = command.split()[-1]
