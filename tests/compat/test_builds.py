@@ -60,9 +60,11 @@ def test_a_build_from_a_root_file_system(tcp: Tcp, panda: pandastack.Client, roo
 def test_a_build_that_fails_says_why(panda: pandastack.Client, rootfs: Path) -> None:
     build = panda.templates.build("broken", rootfs_tar=str(rootfs), poll_interval=0.05)
     assert build.status == "failed"
-    assert build.error == "step `run` failed: exit 1"
+    assert build.error == "recipe.toml: step `run` failed: exit 1", (
+        "a name, and no path of the host"
+    )
     lines = list(panda.templates.build_logs(build.id))
-    assert lines[-2:] == ["| boom", "failed: step `run` failed: exit 1"]
+    assert lines[-2:] == ["| boom", "failed: recipe.toml: step `run` failed: exit 1"]
 
 
 def test_an_unknown_build_is_a_404_and_builds_are_a_route_of_their_own(

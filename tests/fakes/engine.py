@@ -582,7 +582,8 @@ class FakeEngine(FakeSnapshots):
         yield BuildEvent(step="plan", message=f"planning {name}", fraction=0.0)
         await asyncio.sleep(0)
         if name == "broken":
-            raise BuildFailed("step `run` failed: exit 1", step="run", log="boom")
+            where = f"{name_or_recipe}: " if isinstance(name_or_recipe, Path) else ""
+            raise BuildFailed(f"{where}step `run` failed: exit 1", step="run", log="boom")
         yield BuildEvent(step="image", message="writing the image", fraction=0.5)
         self.built[name] = fake_template(name)
         self.log.record("template", name, "built", None)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torpor.base.ids import check_name
-from torpor.errors import InvalidRequest
+from torpor.errors import HostNotReady, InvalidRequest, NotFound
 from torpor.templates.dockerfile.base import TreeBase, registry_base, tree_base
 from torpor.templates.dockerfile.context import Context
 from torpor.templates.dockerfile.made import Dockerfile
@@ -103,7 +103,17 @@ async def plan_of_dockerfile(draft: Draft, parent: Template | None) -> BuildPlan
         ram_mib=asked.ram_mib or default.ram_mib,
         vcpus=asked.vcpus or default.vcpus,
     )
-    made = await _with_image(plain)
+    try:
+        made = await _with_image(plain)
+    except (NotFound, HostNotReady) as exc:
+        if draft.tree is not None:
+            raise
+        where = f"{draft.script.path}, line {draft.head.line}"
+        raise type(exc)(
+            f"{where}: FROM {draft.head.base} is no template here; {exc.message}",
+            hint=exc.hint,
+            **exc.facts,
+        ) from exc
     return await asyncio.to_thread(_on_tree, draft, made)
 
 

@@ -182,6 +182,12 @@ def _of_tree(table: Table, path: Path, source: str) -> Recipe:
     given_text = table.required(source)
     at = path.parent / given_text
     is_there = at.is_file() or (source == "image" and at.is_dir())
+    if source == "rootfs" and at.is_dir():
+        raise InvalidRequest(
+            f"{at} is a folder; a tar with a root file system is wanted",
+            hint="an image's layout folder is given with --image",
+            path=at,
+        )
     if not is_there and (source == "rootfs" or given_text.startswith(("/", "./", "../"))):
         raise InvalidRequest(f"there is no {_SOURCES[source]} {at}", hint=_ON_HOST, path=at)
     base = Recipe(name=name)

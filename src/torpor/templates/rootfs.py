@@ -143,7 +143,7 @@ def _explain(step: str, plan: BuildPlan, error: TorporError) -> TorporError:
     if found := _MISSING.search(log):
         return InvalidRequest(
             f"the root file system of {plan.recipe.name!r} lacks {found.group(1)}",
-            hint="add it where the image is made, for example: apt-get install python3; "
+            hint="add it where the image is made, for example: apt-get install python3 dash; "
             "and give what docker save wrote with --image, not --rootfs",
             step=step,
         )

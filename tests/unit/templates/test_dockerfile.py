@@ -17,7 +17,7 @@ import pytest
 
 from tests.fakes.records import T0
 from tests.unit.templates.oci_images import Layer, layout
-from torpor.errors import BuildFailed, InvalidRequest, NotFound
+from torpor.errors import BuildFailed, HostNotReady, InvalidRequest, NotFound
 from torpor.model import ExecEnded, ExecId, ExecInfo, ExecOutput, ExecSpec
 from torpor.templates import planning, recipe
 from torpor.templates.dockerfile import context as context_of
@@ -36,6 +36,7 @@ from torpor.templates.dockerfile.meaning import (
     meaning_of,
 )
 from torpor.templates.dockerfile.parse import Script, instructions, read_script
+from torpor.templates.oci import registry
 from torpor.templates.plan import BuildPlan, Step
 
 
@@ -320,6 +321,8 @@ class BuildGuest:
         async def events() -> AsyncIterator[Any]:
             if spec.command == "chatter":
                 yield ExecOutput("stdout", 0, b"x\n" * 5000)
+            if spec.command == "progress":
+                yield ExecOutput("stdout", 0, b"read ...\rread ... 50%\rread ... done.\r\n")
             yield ExecOutput("stdout", 0, b"first\nfoot")
             yield ExecOutput("stderr", 0, b"step\nlast")
             status = 0 if spec.command == ("true",) else self._status
@@ -410,6 +413,12 @@ def test_steps_run_in_order_and_leave_the_settings(folder: Path) -> None:
     assert "line 10: LABEL has no meaning here" in said
 
 
+def test_of_progress_the_end_is_told(folder: Path) -> None:
+    said = [step.message for step in carried_out("FROM base\nRUN progress\n", folder, BuildGuest())]
+    assert "read ... done." in said
+    assert not [line for line in said if "\r" in line or "50%" in line]
+
+
 def test_a_step_that_fails_says_its_line(folder: Path) -> None:
     with pytest.raises(
         BuildFailed, match=r"Dockerfile, line 3: it ended with status 7: b$"
@@ -460,6 +469,16 @@ def test_from_a_template_a_path_or_a_registry(tmp_path: Path) -> None:
     assert (plan.dockerfile.meaning.user, plan.dockerfile.meaning.command) == ("7", ("go",))
     assert (plan.recipe.image, plan.recipe.default_user) == (tmp_path / "image", "7")
     assert plan.recipe_digest != planned(tmp_path, "FROM ./image\nENV B=2\n").recipe_digest
+
+
+def test_a_base_that_is_nowhere_is_told_with_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry.shutil, "which", lambda _: None)
+    where = rf"^{tmp_path}/Dockerfile, line 2: FROM nowhere is no template here; .*skopeo"
+    with pytest.raises(HostNotReady, match=where) as caught:
+        planned(tmp_path, "\nFROM nowhere\n")
+    assert "apt-get install skopeo" in str(caught.value.hint)
 
 
 def test_from_a_root_file_system(tmp_path: Path) -> None:

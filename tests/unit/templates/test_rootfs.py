@@ -203,6 +203,10 @@ def test_a_tar_that_is_not_there_is_said(tmp_path: Path) -> None:
     path.write_text('name = "x"\nrootfs = "nope.tar"\n')
     with pytest.raises(InvalidRequest, match=r"^there is no root file system .*/nope\.tar$"):
         recipe.load(path)
+    (tmp_path / "nope.tar").mkdir()
+    with pytest.raises(InvalidRequest, match="is a folder; a tar") as caught:
+        recipe.load(path)
+    assert "--image" in str(caught.value.hint)
 
 
 def test_the_digest_is_the_contents(tmp_path: Path) -> None:

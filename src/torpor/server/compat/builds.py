@@ -172,8 +172,10 @@ class BuildDesk:
         except TorporError as error:
             hint = f" ({error.hint})" if error.hint else ""
             tail = str(error.facts.get("log") or "").splitlines()
-            await self._say(build, *(f"| {line}" for line in tail), f"failed: {error.message}")
-            await self._end(build, error.message + hint)
+            # what was sent has names of its own; where it lies here is nobody's business
+            message = error.message.replace(f"{self._folder / build.id}/", "")
+            await self._say(build, *(f"| {line}" for line in tail), f"failed: {message}")
+            await self._end(build, message + hint)
         except Exception:
             log.exception("build %s failed", build.id)
             await self._end(build, "the daemon failed; its log has the details")

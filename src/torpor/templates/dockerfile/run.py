@@ -119,7 +119,7 @@ async def _run(guest: Guest, spec: ExecSpec, where: str) -> AsyncGenerator[str, 
                 if isinstance(event, ExecOutput):
                     *whole, held = (held + event.data).split(b"\n")
                     for line in (*whole, *((held,) if len(held) > 4096 else ())):
-                        tail.append(line.decode("utf-8", "replace")[:_LINE_CHARS])
+                        tail.append(_as_seen(line))
                         yield tail[-1]
                     held = held if len(held) <= 4096 else b""
                 elif isinstance(event, ExecEnded):
@@ -127,7 +127,7 @@ async def _run(guest: Guest, spec: ExecSpec, where: str) -> AsyncGenerator[str, 
     except InvalidRequest as exc:
         raise InvalidRequest(f"{where}: {exc.message}", hint=exc.hint) from exc
     if held:
-        tail.append(held.decode("utf-8", "replace")[:_LINE_CHARS])
+        tail.append(_as_seen(held))
     if status != 0:
         shown = spec.command if isinstance(spec.command, str) else shlex.join(spec.command)
         raise BuildFailed(
@@ -135,6 +135,11 @@ async def _run(guest: Guest, spec: ExecSpec, where: str) -> AsyncGenerator[str, 
             step="run",
             log="\n".join(tail),
         )
+
+
+def _as_seen(line: bytes) -> str:
+    """Return what a terminal shows of a line at its end: progress is written over with `\\r`."""
+    return line.rstrip(b"\r").rpartition(b"\r")[2].decode("utf-8", "replace")[:_LINE_CHARS]
 
 
 async def _copy(made: Dockerfile, guest: Guest, step: Copy, work: Path) -> None:
