@@ -60,7 +60,7 @@ def create(
     """Make a database, wait until it answers, and print its URL; the password is in it."""
     from torpor.sdk.sync_databases import Database
 
-    with _progress() as progress:
+    with _goes_on(name), _progress() as progress:
         made = Database.create(
             name, size, ram_mib=ram_mib, vcpus=vcpus, idle_seconds=idle, progress=progress
         )
@@ -72,6 +72,19 @@ def _print_made(info: DatabaseInfo, url: str, *, as_json: bool) -> None:
         print_json({**as_dict(info), "connection_url": url})
     else:
         print(url)
+
+
+@contextlib.contextmanager
+def _goes_on(name: str) -> Iterator[None]:
+    """Say what Ctrl-C does not end."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(
+            f"note: what was begun of {name} goes on: `torpor db ls` shows it, `torpor db rm {name}` takes it away",
+            file=sys.stderr,
+        )
+        raise
 
 
 @contextlib.contextmanager
@@ -292,7 +305,7 @@ def clone(
     from torpor.sdk.sync_databases import Database
 
     how = "replaying its log up to then" if target_time else "copy-on-write"
-    with waiting(f"cloning {name}: {how}"):
+    with _goes_on(new_name), waiting(f"cloning {name}: {how}"):
         made = Database.handle(name).clone(
             new_name, snapshot=at, target_time=target_time, size=size
         )

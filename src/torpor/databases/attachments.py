@@ -124,12 +124,19 @@ class Attachments:
 
     async def forget_gone(self, row: DatabaseRow) -> None:
         """Remove the attachments of sandboxes that are no more."""
+        present = await self.present(row)
         for found in row.attachments:
-            with contextlib.suppress(NotFound):
-                info = await self._rooms.engine.get(SandboxId(found.sandbox_id))
-                if info.state != "deleted":
-                    continue
-            await self.detach(self._shelf.get(row.id), found.sandbox_id)
+            if found not in present:
+                await self.detach(self._shelf.get(row.id), found.sandbox_id)
+
+    async def present(self, row: DatabaseRow) -> tuple[DatabaseAttachment, ...]:
+        """Return a database's attachments, but for those of sandboxes that are no more."""
+        return tuple([found for found in row.attachments if await self._is_there(found)])
+
+    async def _is_there(self, found: DatabaseAttachment) -> bool:
+        with contextlib.suppress(NotFound):
+            return (await self._rooms.engine.get(SandboxId(found.sandbox_id))).state != "deleted"
+        return False
 
     def _serve(
         self,

@@ -170,7 +170,7 @@ class DatabaseDesk:
             server_version=row.server_version,
             parent=row.parent,
             recoverable_from=min((s.at for s in row.snapshots), default=None),
-            attachments=row.attachments,
+            attachments=await self._attachments.present(row),
             workspace=row.workspace,
         )
 

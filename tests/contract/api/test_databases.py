@@ -191,3 +191,16 @@ def test_the_command_line(
     assert environment["PGPASSWORD"] not in " ".join(argv)
     assert cli("db", "rm", "shop") == "shop\n"
     assert "make it: torpor db create shop" in cli.fails("db", "url", "shop", code=66)
+
+
+@pytest.mark.parametrize("command", ["create new", "clone shop new"])
+def test_ctrl_c_says_that_the_daemon_goes_on(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Database, "create", interrupted)
+    monkeypatch.setattr(Database, "clone", interrupted)
+    cli("db", *command.split(), code=130)
+    assert "`torpor db rm new` takes it away" in cli.stderr

@@ -556,8 +556,11 @@ def test_an_attached_sandbox_reaches_it_and_no_other_and_again_after_a_restart(
             await asyncio.sleep(0)
             assert served == [6000]
             await world.engine.delete(agent.id)
-            await desk.keep((await desk.get("one")).id)
-            assert (await desk.get("one")).attachments == ()
+            assert (await desk.get("one")).attachments == (), "what is no more is not shown"
+            (row,) = [r for r in desk._shelf.all() if r.name == "one"]
+            assert row.attachments
+            await desk.keep(row.id)
+            assert desk._shelf.get(row.id).attachments == ()
             for name in ("one", "two"):
                 await desk.delete(name)
 
