@@ -42,7 +42,7 @@ from torpor.sandboxes.task import SandboxTask
 from torpor.sandboxes.volume_attach import release_all
 from torpor.sandboxes.volume_capture import check_mode
 from torpor.sandboxes.volume_engine import EngineVolumes
-from torpor.sandboxes.volume_restore import check_points, clones_of, cold_mounts
+from torpor.sandboxes.volume_restore import check_free, check_points, clones_of, cold_mounts
 from torpor.sandboxes.warm import WarmTemplates
 
 
@@ -108,6 +108,7 @@ class CreationCalls(ABC):
         row = row_from(self._parts, origin, spec)
         info = row.info
         check_points(origin, spec.volumes)
+        await check_free(self._parts, origin, info.id, spec.volumes)
         if not info.is_clone_of_drill:  # that is thrown away, and a proof does not depend on quotas
             self._parts.volumes.check_clones(self._clones(origin, spec))
         with self._parts.pins.held(origin.info.id, *origin.layer_ids):

@@ -224,6 +224,15 @@ def check_points(manifest: Manifest, mode: VolumesMode | None) -> None:
             )
 
 
+async def check_free(
+    parts: Parts, manifest: Manifest, sandbox_id: str, mode: VolumesMode | None
+) -> None:
+    """Raise what `plan_return` would of a new sandbox that is to have volumes as they are now; nothing is made."""
+    if mode == "keep-current":
+        for point in manifest.volumes:
+            await _check_mine(parts, sandbox_id, point, to_write=not point.read_only)
+
+
 async def cold_mounts(
     parts: Parts, manifest: Manifest, info: SandboxInfo, mode: VolumesMode | None
 ) -> list[VolumeMount]:

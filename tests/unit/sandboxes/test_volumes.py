@@ -666,6 +666,10 @@ def test_keep_current_comes_back_with_what_is_in_it_now(play: Play) -> None:
             await world.engine.rollback(one.id, snapshot.id, volumes="include")
         there = await world.engine.restore(snapshot.id, RestoreSpec())
         assert await world.engine.volumes.of_sandbox(there.id) == (), "one has it"
+        folders = set(world.home.sandboxes.iterdir())
+        with pytest.raises(VolumeHeld, match=one.id):  # who asks for it is told
+            await world.engine.restore(snapshot.id, RestoreSpec(volumes="keep-current"))
+        assert set(world.home.sandboxes.iterdir()) == folders, "nothing is made for it"
 
     play(scene)
 
