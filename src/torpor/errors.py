@@ -22,6 +22,7 @@
     ├── OperationTimeout          504  it took longer than allowed
     ├── VmmFailed                 500  the machine monitor failed or died
     ├── GuestFailed               502  the guest answered with an error
+    │   ├── DatabaseFull          507  a database is down, since its volume has no room for it to start
     │   ├── GuestUnreachable      502  the guest does not answer
     │   └── QuiesceFailed         502  the guest's programs could not be brought to rest
     ├── PortClosed                502  nothing in the machine takes connections on that port
@@ -57,6 +58,7 @@ __all__ = [
     "Conflict",
     "DaemonUnreachable",
     "DataDamaged",
+    "DatabaseFull",
     "DrillFailed",
     "GenerationChanged",
     "GuestFailed",
@@ -243,6 +245,12 @@ class GuestUnreachable(GuestFailed):
     """Raised when the guest agent does not answer or the channel to it was cut."""
 
     code, http_status, exit_code, retryable = "guest.unreachable", 502, 83, True
+
+
+class DatabaseFull(GuestFailed):
+    """Raised when a database is down because its volume is full; what was committed is there when it has grown."""
+
+    code, http_status, exit_code = "database.full", 507, 119
 
 
 class QuiesceFailed(GuestFailed):

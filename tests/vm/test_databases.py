@@ -370,6 +370,44 @@ def test_a_dump_is_restored_whole_by_pg_restore(db: Database, tmp_path: Path) ->
         connection.execute("DROP DATABASE library WITH (FORCE)")
 
 
+def test_a_full_volume_takes_it_down_and_it_comes_back(db: Database) -> None:
+    """Once by itself, by what it has in reserve; then by growing."""
+    url = db.connection_url
+    query(url, "CREATE TABLE IF NOT EXISTS filling (n int, filler text)")
+    query(url, "INSERT INTO filling VALUES (0, 'kept')")
+    machine = Sandbox.get(str(db.refresh().sandbox_id))
+    free = "$(df --output=avail -B1 /srv/postgres | tail -1)"
+    fill = f"ls /srv/postgres; fallocate -l $(({free} - (4 << 20))) /srv/postgres/ballast"
+    there = machine.exec(fill, user="root", cwd="/", check=True).stdout
+    assert "reserve" in there.split()
+    insert = "INSERT INTO filling SELECT n, repeat('x', 1000) FROM generate_series(1, 12000) n"
+
+    def filled() -> None:
+        with psycopg.connect(url, connect_timeout=120) as connection:
+            for _ in range(40):  # the archive gives way first
+                connection.execute(insert)
+
+    with pytest.raises(psycopg.OperationalError):
+        filled()
+    assert query_when_back(url, "SELECT n, filler FROM filling") == [(0, "kept")]
+    told = ""
+    while "torpor db grow shop" not in told:
+        with pytest.raises(psycopg.OperationalError) as caught:
+            filled()
+        told = str(caught.value)
+    assert "volume is full" in told
+    db.grow("2g")
+    assert query(url, "SELECT n, filler FROM filling") == [(0, "kept")]
+    query(url, insert)
+    assert query(url, "SELECT count(*), sum(n)::int FROM filling") == [(12001, 72006000)]
+    ((log_mib,),) = query(url, "SELECT pg_size_bytes(current_setting('max_wal_size')) >> 20")
+    assert 150 < int(str(log_mib)) < 210, "the log's share follows"
+    left = machine.exec(
+        "ls /srv/postgres; rm /srv/postgres/ballast", user="root", cwd="/", check=True
+    )
+    assert "reserve" in left.stdout.split(), "made anew"
+
+
 @pytest.mark.slow
 def test_an_upgrade_to_a_template_that_was_built_anew(db: Database, postgres: str) -> None:
     """A real build, of minutes; an upgrade without one is above."""

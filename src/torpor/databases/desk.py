@@ -7,6 +7,7 @@ it is; what a daemon left half-made, the next one removes. A caller that goes aw
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import replace
@@ -16,7 +17,6 @@ from typing import Any, Final, TypeVar
 from torpor.base.aio import Supervisor, closing
 from torpor.base.clock import Clock, SystemClock
 from torpor.base.home import Home
-from torpor.base.units import GIB
 from torpor.databases import query, server
 from torpor.databases.attachments import Attachments
 from torpor.databases.branches import Branches, CloneSpec, find_snapshot
@@ -25,10 +25,18 @@ from torpor.databases.lives import Lives, Rooms
 from torpor.databases.making import Making, check_size
 from torpor.databases.passwords import Passwords, new_password, url_of
 from torpor.databases.points import Points
+from torpor.databases.refusals import refuse
 from torpor.databases.seeds import Seeds
 from torpor.databases.shelf import DatabaseShelf
 from torpor.db.databases import DatabaseRow, DatabaseRows
-from torpor.errors import TorporError, WrongState
+from torpor.errors import (
+    DatabaseFull,
+    GenerationChanged,
+    GuestUnreachable,
+    PortClosed,
+    TorporError,
+    WrongState,
+)
 from torpor.guest.port import Guest
 from torpor.model import SandboxId
 from torpor.model_databases import (
@@ -47,6 +55,8 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+_AS_EVER: Final = (PortClosed, GenerationChanged, GuestUnreachable, DatabaseFull)
+"""What keeps a client from its database and is told to nobody else: its machine goes down, or its user was told before."""
 _UPKEEP_S: Final = 600.0
 _SNAPSHOT_EACH: Final = timedelta(days=1)
 SNAPSHOTS_KEPT: Final = timedelta(days=7)
@@ -271,7 +281,7 @@ class DatabaseDesk:
         return await self._done(work(), f"set idle of {row.name}")
 
     async def grow(self, name: str, size_bytes: int) -> DatabaseInfo:
-        """Make a database's volume larger, while it runs. Can be asked again.
+        """Make a database's volume larger, while it runs; one that is down comes up. Can be asked again.
 
         Raises:
             InvalidRequest: it would become smaller.
@@ -282,10 +292,7 @@ class DatabaseDesk:
 
         async def work() -> DatabaseRow:
             async with self._shelf.turn(row.id) as found:
-                found = await self._lives.raised(found)
-                async with self._engine.guest(SandboxId(str(found.sandbox_id))) as guest:
-                    await self._engine.volumes.grow(str(found.volume_id), size_bytes / GIB)
-                    await server.configure(guest)
+                await self._lives.grown(found, size_bytes)
                 return await self._shelf.change(row.id, lambda r: replace(r, size_bytes=size_bytes))
 
         return await self._done(work(), f"grow {row.name}")
@@ -430,8 +437,17 @@ class DatabaseDesk:
     # ---- inside ----
 
     async def _serve(self, database_id: DatabaseId, client: Client) -> None:
-        """Carry a client's bytes to the server and back; who connects wakes it."""
-        async with self._lives.port(database_id) as stream:
+        """Carry a client's bytes to the server and back; who connects wakes it. A failure to is told to the client."""
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                stream = await stack.enter_async_context(self._lives.port(database_id))
+            except TorporError as exc:
+                row = self._shelf.find(database_id)
+                name = database_id if row is None else row.name
+                if not isinstance(exc, _AS_EVER):
+                    self._report(f"a client of {name}", exc)
+                await refuse(client, name, exc)
+                return
             await carry(client, stream)
 
     async def _done(self, work: Coroutine[Any, Any, DatabaseRow], name: str) -> DatabaseInfo:
@@ -459,6 +475,7 @@ class DatabaseDesk:
             return
         newest = max((s.at for s in row.snapshots), default=None)
         async with self._shelf.turn(database_id) as found:
+            await self._lives.keep_room(found)
             if newest is None or newest < now - _SNAPSHOT_EACH:
                 found = await self._points.take(found, None)
             # never the newest: from it the log leads to now

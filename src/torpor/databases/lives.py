@@ -17,6 +17,7 @@ from typing import Final
 from torpor.base.aio import finish
 from torpor.base.clock import Clock
 from torpor.base.ids import new_id
+from torpor.base.units import GIB
 from torpor.databases import server
 from torpor.databases.passwords import Passwords, verifier_of
 from torpor.databases.shelf import DatabaseShelf
@@ -62,6 +63,8 @@ class Lives:
         self._rooms = rooms
         self._engine = rooms.engine
         self._shelf = rooms.shelf
+        self._reserves: set[DatabaseId] = set()
+        """Those that are known to have their reserve of room."""
 
     async def machine_of(self, row: DatabaseRow) -> SandboxInfo | None:
         """Return a database's machine, if there is one that serves or sleeps."""
@@ -119,7 +122,30 @@ class Lives:
         async with self._shelf.turn(database_id) as row:
             row = await self.raised(row)
             async with self._engine.guest(SandboxId(str(row.sandbox_id))) as guest:
-                await server.start(guest)
+                self._note_room(row, has_reserve=await server.start(guest, row.name))
+
+    def _note_room(self, row: DatabaseRow, *, has_reserve: bool) -> None:
+        (self._reserves.add if has_reserve else self._reserves.discard)(row.id)
+
+    async def keep_room(self, row: DatabaseRow) -> None:
+        """Make the reserve of a database that has none, if there is room for it. Its turn is held, and it runs."""
+        if row.id not in self._reserves:
+            async with self._engine.guest(SandboxId(str(row.sandbox_id))) as guest:
+                self._note_room(row, has_reserve=await server.keep_room(guest))
+
+    async def grown(self, row: DatabaseRow, size_bytes: int) -> DatabaseRow:
+        """Make the volume of a database larger, and let it run with that. Its turn is held.
+
+        The volume is first: a server that is down for want of room starts only then.
+        """
+        volumes, size_gib = self._engine.volumes, size_bytes / GIB
+        if await self.machine_of(row) is None:
+            await volumes.grow(str(row.volume_id), size_gib)
+        else:
+            async with self._engine.guest(SandboxId(str(row.sandbox_id))) as guest:
+                await volumes.grow(str(row.volume_id), size_gib)
+                self._note_room(row, has_reserve=await server.configure(guest, row.name))
+        return await self.raised(row)
 
     async def _needs_work(self, row: DatabaseRow) -> bool:
         if row.state == "deleting":
@@ -165,7 +191,7 @@ class Lives:
         mounts = (VolumeMount(volume=row.volume_id, path=server.PLACE), *more)
         await self.make_machine(row, mounts)
         async with self._engine.guest(SandboxId(str(row.sandbox_id))) as guest:
-            await server.start(guest)
+            self._note_room(row, has_reserve=await server.start(guest, row.name))
 
     async def make_machine(self, row: DatabaseRow, mounts: Sequence[VolumeMount]) -> SandboxInfo:
         """Make the machine of a row; the server is not started."""

@@ -105,7 +105,7 @@ class Making:
         if row.size_bytes > found.size_bytes:
             await volumes.grow(found.id, row.size_bytes / GIB)
             async with self.rooms.engine.guest(sandbox_id) as guest:
-                await server.configure(guest)
+                await server.configure(guest, row.name)
         return row
 
     async def _booted(self, row: DatabaseRow, progress: Progress) -> DatabaseRow:

@@ -101,7 +101,7 @@ class Seeds:
                 )
             )
             async with self._engine.guest(sandbox_id) as guest:
-                await server.start(guest)
+                await server.start(guest, "(seed)")
                 password = new_password()
                 await asyncio.to_thread(self._rooms.passwords.write, _SEED, password)
                 await server.set_password(guest, verifier_of(password))

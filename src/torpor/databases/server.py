@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from torpor.base.ids import new_id
-from torpor.errors import GuestFailed, LimitExceeded, NotFound, OperationTimeout
+from torpor.errors import DatabaseFull, GuestFailed, LimitExceeded, NotFound, OperationTimeout
 from torpor.guest.port import Guest
 from torpor.model import ExecEnded, ExecId, ExecOutput, ExecSpec
 
@@ -29,8 +29,40 @@ START_S: Final = 3600.0
 _OUTPUT_MOST: Final = 1 << 20
 _TOLD: Final = 1500
 
+RESERVE: Final = f"{PLACE}/reserve"
+"""Room that is given up when the server cannot start for want of it: segments of the log, of 16 MiB each."""
+_RESERVE_MIB: Final = 48
+_SHORT_MIB: Final = 32
+"""With less, a server that does not start is taken to want room."""
+_NO_ROOM: Final = "torpor: the volume is full"
+
 _GIVE_UP = f"journalctl -u {UNIT} -n 20 -o cat --no-pager >&2; systemctl stop {UNIT}; exit 1"
 _START = f"systemctl start {UNIT} || {{ {_GIVE_UP}; }}"
+_KEEP_ROOM = f"""
+room() {{ df --output=avail -BM {PLACE} | tr -dc '0-9\n' | tail -1; }}
+keep_room() {{
+    [ -e {RESERVE} ] || [ "$(room)" -lt {2 * _RESERVE_MIB} ] || {{
+        fallocate -l {_RESERVE_MIB}M {RESERVE}.part && mv {RESERVE}.part {RESERVE} || rm -f {RESERVE}.part
+    }}
+    [ ! -e {RESERVE} ] || echo kept
+}}
+"""
+_START_IN_ROOM = f"""{_KEEP_ROOM}
+start() {{
+    systemctl start {UNIT} && return 0
+    [ "$(room)" -lt {_SHORT_MIB} ] || return 1
+    [ -e {RESERVE} ] || return 2
+    rm -f {RESERVE}
+    sync -f {PLACE}
+    systemctl start {UNIT} || return 2
+}}
+start
+case $? in
+    0) keep_room ;;
+    1) {_GIVE_UP} ;;
+    *) trap 'echo "{_NO_ROOM}" >&2' EXIT; {_GIVE_UP} ;;
+esac
+"""
 _END_SESSIONS = (
     "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity"
     " WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
@@ -85,14 +117,46 @@ def _psql(statements: Sequence[str]) -> list[str]:
     return words + [word for statement in statements for word in ("-c", statement)]
 
 
-async def start(guest: Guest) -> None:
-    """Start the server and return when it takes connections. Raises `GuestFailed` with the end of its log."""
-    await run(guest, _START, timeout_s=START_S)
+async def start(guest: Guest, name: str) -> bool:
+    """Start the server of a database and return when it takes connections; say whether its reserve of room is kept.
+
+    A server that does not start for want of room is given the reserve, which is made anew when there is room again.
+
+    Raises:
+        DatabaseFull: the volume has no room, and no reserve any more.
+        GuestFailed: it does not start for another reason; the message has the end of its log.
+    """
+    return await _started(guest, name, _START_IN_ROOM)
 
 
-async def configure(guest: Guest) -> None:
-    """Let the server's settings follow the machine's memory and the volume's size as they are now."""
-    await run(guest, f"/usr/lib/torpor/postgres/configure && systemctl reload-or-restart {UNIT}")
+async def _started(guest: Guest, name: str, program: str) -> bool:
+    try:
+        return "kept" in await run(guest, program, timeout_s=START_S)
+    except GuestFailed as exc:
+        if not exc.message.endswith(_NO_ROOM):
+            raise
+        raise DatabaseFull(
+            f"database {name} is down: its volume is full, and PostgreSQL finds no room to start",
+            hint=f"make it larger, it comes back with all that was committed: torpor db grow {name} 4g",
+            database=name,
+            log=exc.message.removesuffix(_NO_ROOM).strip(),
+        ) from exc
+
+
+async def keep_room(guest: Guest) -> bool:
+    """Make the reserve of a server that gave it up, if there is room again; return whether it is kept."""
+    return "kept" in await run(guest, f"{_KEEP_ROOM}keep_room")
+
+
+async def configure(guest: Guest, name: str) -> bool:
+    """Let a server's settings follow the machine's memory and the volume's size as they are now.
+
+    One that does not run is started. Returns and raises as `start`.
+    """
+    program = f"""/usr/lib/torpor/postgres/configure || exit
+systemctl is-active -q {UNIT} && systemctl reload {UNIT}
+{_START_IN_ROOM}"""
+    return await _started(guest, name, program)
 
 
 async def stop(guest: Guest) -> None:

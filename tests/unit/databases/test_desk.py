@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import hashlib
 import hmac
 import re
@@ -15,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psycopg
 import pytest
 
 from tests.fakes.engine import FakeEngine
@@ -34,6 +36,7 @@ from torpor.errors import (
     NotFound,
     OutsideArchive,
     TorporError,
+    VmmFailed,
     WrongState,
 )
 from torpor.guest.port import Guest
@@ -326,9 +329,73 @@ async def test_a_server_that_does_not_run_is_started_for_who_connects(
     listeners[0].close()
     machine.fails_at = "systemctl start"
     reader, writer = await asyncio.open_connection("127.0.0.1", made.port)
+    writer.write_eof()
     with pytest.raises(ConnectionResetError):
         await reader.read()
     writer.close()
+
+
+async def test_a_server_that_finds_no_room_is_told_as_that_until_it_has_grown(
+    desk: DatabaseDesk, engine: Engine, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = await desk.create(SPEC)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        monkeypatch.setattr(server, "PORT", free.getsockname()[1])
+    done: list[str] = []
+
+    async def run(guest: Guest, command: object, **options: Any) -> str:
+        found = await machine.run(guest, command, **options)
+        if "systemctl start" in str(command) and (await desk.get("shop")).size_bytes == 1 << 30:
+            grown = [v.size_bytes for v in await engine.volumes.list()]
+            if grown == [1 << 30]:
+                raise GuestFailed("PostgreSQL's machine refused: PANIC\ntorpor: the volume is full")
+        if "systemctl start" in str(command):
+            done.append("started")
+        return found
+
+    monkeypatch.setattr(server, "run", run)
+    url = await desk.url("shop")
+    with pytest.raises(psycopg.OperationalError, match=r"volume is full(.|\n)*torpor db grow shop"):
+        await asyncio.to_thread(psycopg.connect, url, connect_timeout=30)
+    reader, writer = await asyncio.open_connection("127.0.0.1", made.port)
+    writer.write(b"GET / HTTP/1.1\r\n\r\n")
+    with contextlib.suppress(ConnectionResetError):
+        assert await reader.read() == b"", "it is no client of PostgreSQL's"
+    writer.close()
+    assert done == []
+    assert (await desk.grow("shop", 2 << 30)).size_bytes == 2 << 30
+    assert done == ["started"]
+
+    await engine.delete(SandboxId(str(made.sandbox_id)))  # nor does it come up without its machine
+    made = await desk.get("shop")
+    assert made.state is DatabaseState.DOWN
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "create", _no_machine)
+        with pytest.raises(psycopg.OperationalError, match=r"vmm\.failed") as caught:
+            await asyncio.to_thread(psycopg.connect, url, connect_timeout=30)
+    assert "secret" not in str(caught.value), "who connects has proved nothing yet"
+    assert (await desk.grow("shop", 3 << 30)).state is DatabaseState.RUNNING
+
+
+async def test_a_reserve_that_was_given_up_is_made_again_by_the_way(
+    desk: DatabaseDesk, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = await desk.create(SPEC)
+    answers = ["", "kept"]
+
+    async def run(guest: Guest, command: object, **options: Any) -> str:
+        found = await machine.run(guest, command, **options)
+        return answers.pop(0) if str(command).endswith("keep_room") else found
+
+    monkeypatch.setattr(server, "run", run)
+    for left in (["kept"], [], []):
+        await desk.keep(made.id)
+        assert answers == left
+
+
+async def _no_machine(_spec: SandboxSpec) -> SandboxInfo:
+    raise VmmFailed("a secret of the host")
 
 
 async def test_a_new_password_that_was_not_set_is_set_before_anyone_connects(
