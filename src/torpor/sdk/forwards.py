@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import struct
 from collections.abc import Callable
@@ -85,8 +86,9 @@ class AsyncForward:
                 self._serve, host, port, limit=PIECE_BYTES, reuse_address=True
             )
         except OSError as exc:
+            why = os.strerror(exc.errno) if exc.errno and exc.errno > 0 else exc.strerror or exc
             raise Conflict(
-                f"cannot listen on {host}:{port}: {exc.strerror or exc}",
+                f"cannot listen on {host}:{port}: {why}",
                 hint="choose another local port, or 0 for any",
                 port=port,
             ) from exc

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from pathlib import Path
@@ -49,15 +50,26 @@ def listen_tcp(host: str, port: int) -> socket.socket:
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         found = socket.socket(family, kind | socket.SOCK_CLOEXEC)
-    except (OSError, UnicodeError) as exc:  # the latter: it cannot be a name
-        raise InvalidRequest(f"cannot listen on {host!r}: {exc}", host=host) from exc
+    except (OSError, UnicodeError) as exc:
+        raise _no_address(host, exc) from exc
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind(address)
         found.listen(BACKLOG)
     except OSError as exc:
         found.close()
+        if exc.errno == errno.EADDRNOTAVAIL:
+            raise _no_address(host, exc) from exc
         raise Conflict(
             f"cannot listen on {host}:{port}: {exc.strerror}", hint="choose another port", port=port
         ) from exc
     return found
+
+
+def _no_address(host: str, error: OSError | UnicodeError) -> InvalidRequest:
+    why = error.strerror if isinstance(error, OSError) else "it cannot be a name"
+    return InvalidRequest(
+        f"cannot listen on {host!r}: {why}",
+        hint="an address of this host is wanted, such as 127.0.0.1, or 0.0.0.0 for all",
+        host=host,
+    )

@@ -122,10 +122,12 @@ def test_a_web_socket_that_is_refused_is_no_error_of_ours(
     assert said == [], "a stranger can fill the log"
 
 
-@pytest.mark.parametrize("host", ["a" * 300, "\ud800", "a\0b", "..", ":"])
+@pytest.mark.parametrize("host", ["a" * 300, "\ud800", "a\0b", "..", ":", "192.0.2.1"])
 def test_a_name_that_is_none_is_not_listened_on(host: str) -> None:
-    with pytest.raises(InvalidRequest, match="cannot listen on"):
+    with pytest.raises(InvalidRequest, match="cannot listen on") as caught:
         listen_tcp(host, 0)
+    assert "Errno" not in caught.value.message
+    assert "127.0.0.1" in str(caught.value.hint)
 
 
 def test_thousands_of_idle_connections_keep_nobody_out(

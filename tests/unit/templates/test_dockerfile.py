@@ -441,7 +441,7 @@ def test_what_a_step_tells_is_bounded(folder: Path) -> None:
 
 
 def test_a_user_who_is_not_there(folder: Path) -> None:
-    with pytest.raises(InvalidRequest, match="USER: the guest has no user"):
+    with pytest.raises(InvalidRequest, match="line 2: USER: the guest has no user"):
         carried_out("FROM base\nUSER nobody-here\n", folder, BuildGuest())
 
 

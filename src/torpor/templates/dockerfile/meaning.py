@@ -77,6 +77,8 @@ class Meaning:
     user: str
     cwd: str
     command: tuple[str, ...]
+    user_line: int | None = None
+    """The last USER's; None: it is the base's user."""
     notes: tuple[str, ...]
 
 
@@ -143,6 +145,7 @@ def meaning_of(script: Script, head: Head, base: Base) -> Meaning:
         steps=tuple(state.steps),
         env=state.env,
         user=state.user,
+        user_line=state.user_line,
         cwd=state.cwd,
         command=(*state.entrypoint, *state.cmd),
         notes=tuple(state.notes),
@@ -155,6 +158,7 @@ class _State:
         self._head = head
         self.env = dict(base.env)
         self.user, self.cwd = base.user, base.cwd
+        self.user_line: int | None = None
         self.entrypoint: tuple[str, ...] = ()
         self.cmd = base.command
         self.args: dict[str, str] = {}
@@ -251,7 +255,7 @@ class _State:
         user = self._fill(item, item.value).partition(":")[0]
         if _USER.fullmatch(user) is None:
             raise self._wrong(item, f"USER is {user[:60]!r}; a name or a uid is wanted")
-        self.user = user
+        self.user, self.user_line = user, item.line
 
     def _command(self, item: Instruction) -> None:
         words = item.words if item.words is not None else ("/bin/sh", "-c", item.value)

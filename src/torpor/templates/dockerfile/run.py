@@ -190,7 +190,9 @@ async def _leave_settings(guest: Guest, made: Dockerfile) -> None:
     """Write what commands start with into the image, once a command could start so."""
     meaning = made.meaning
     await guest.mkdir(meaning.cwd)
-    await _quiet(guest, ("true",), f"{made.path}: USER", user=meaning.user, cwd=meaning.cwd)
+    line = f", line {meaning.user_line}" if meaning.user_line else ""
+    where = f"{made.path}{line}: USER"
+    await _quiet(guest, ("true",), where, user=meaning.user, cwd=meaning.cwd)
     image = {
         "env": dict(meaning.env),
         "default_user": meaning.user,
