@@ -81,7 +81,7 @@ def _goes_on(name: str) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         print(
-            f"note: what was begun of {name} goes on: `torpor db ls` shows it, `torpor db rm {name}` takes it away",
+            f"note: if {name} was begun it goes on: `torpor db ls` shows it, `torpor db rm {name}` takes it away",
             file=sys.stderr,
         )
         raise

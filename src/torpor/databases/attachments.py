@@ -108,7 +108,10 @@ class Attachments:
             NotFound: it is not attached.
         """
         if not any(a.sandbox_id == sandbox_id for a in row.attachments):
-            raise NotFound(f"database {row.name} is not attached to sandbox {sandbox_id}")
+            raise NotFound(
+                f"database {row.name} is not attached to sandbox {sandbox_id}",
+                hint=f"see what it is attached to: torpor db show {row.name}",
+            )
         row = await self._shelf.change(
             row.id, lambda r: replace(r, attachments=_others(r, sandbox_id))
         )
