@@ -377,23 +377,25 @@ def test_a_full_volume_takes_it_down_and_it_comes_back(db: Database) -> None:
     query(url, "INSERT INTO filling VALUES (0, 'kept')")
     machine = Sandbox.get(str(db.refresh().sandbox_id))
     free = "$(df --output=avail -B1 /srv/postgres | tail -1)"
-    fill = f"ls /srv/postgres; fallocate -l $(({free} - (4 << 20))) /srv/postgres/ballast"
+    # an archive gives way first, which takes its time
+    fill = f"ls /srv/postgres; rm -f /srv/postgres/archive/*; fallocate -l $(({free} - (4 << 20))) /srv/postgres/ballast"
     there = machine.exec(fill, user="root", cwd="/", check=True).stdout
     assert "reserve" in there.split()
     insert = "INSERT INTO filling SELECT n, repeat('x', 1000) FROM generate_series(1, 12000) n"
 
-    def filled() -> None:
-        with psycopg.connect(url, connect_timeout=120) as connection:
-            for _ in range(40):  # the archive gives way first
-                connection.execute(insert)
-
+    with pytest.raises(psycopg.errors.DiskFull):
+        query(url, insert)
+    # the log alone, until there is no room for its next segment
+    log = "SELECT count(pg_logical_emit_message(true, '', repeat('x', 1000000))) FROM generate_series(1, 200)"
     with pytest.raises(psycopg.OperationalError):
-        filled()
+        query(url, log)
     assert query_when_back(url, "SELECT n, filler FROM filling") == [(0, "kept")]
     told = ""
+    until = time.monotonic() + 120
     while "torpor db grow shop" not in told:
+        assert time.monotonic() < until, told
         with pytest.raises(psycopg.OperationalError) as caught:
-            filled()
+            query(url, log)
         told = str(caught.value)
     assert "volume is full" in told
     db.grow("2g")
