@@ -17,6 +17,9 @@ __all__ = ["client", "home"]
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(300)]
 
+TAKING = ["database.snapshot.intent", "database.snapshot.taken"]
+DROPPING = ["database.snapshot.dropping"]
+
 
 def test_a_snapshot_is_there_or_its_label_is_free(
     home: Home, client: Client, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -39,14 +42,16 @@ def test_a_snapshot_is_there_or_its_label_is_free(
         loop_thread.close()
         return Daemon(home)
 
-    daemon = dies_at("database.snapshot.taken", lambda: database.snapshot(label="mine"))
-    assert labels() == ([None], [None]), "what was half taken is gone"
+    for point in TAKING:
+        daemon = dies_at(point, lambda: database.snapshot(label="mine"))
+        assert labels() == ([None], [None]), "what was half taken is gone"
     database.snapshot(label="mine")
     Volume.get("db-shop", client=client).snapshot(label="by hand")
     assert labels() == (["mine", None], ["by hand", "mine", None])
-    daemon = dies_at("database.snapshot.dropping", lambda: database.delete_snapshot("mine"))
-    assert labels() == ([None], ["by hand", None]), "a user's own stays"
-    database.snapshot(label="mine")
+    for point in DROPPING:
+        daemon = dies_at(point, lambda: database.delete_snapshot("mine"))
+        assert labels() == ([None], ["by hand", None]), "a user's own stays"
+        database.snapshot(label="mine")
     database.delete()
     assert Volume.list(client=client) == []
     daemon.stop()

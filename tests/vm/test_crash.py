@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import torpor
+from tests.crash.test_databases import DROPPING, TAKING
 from tests.vm.conftest import machines
 from tests.vm.faulty import FaultyDaemon
 from tests.vm.test_drills import DRILL_POINTS
@@ -363,7 +364,7 @@ def test_every_point_is_tried() -> None:
         named |= set(re.findall(r'reach\("([a-z.]+)"\)', text))
         for rest in re.findall(r'reach\(f"\{reason\}\.([a-z]+)"\)', text):
             named |= {f"wake.{rest}", f"rollback.{rest}"}
-    elsewhere = MEMORY_POINTS | set(VOLUME_POINTS)
+    elsewhere = MEMORY_POINTS | {*VOLUME_POINTS, *TAKING, *DROPPING}
     tried = {*CREATE, *DELETE, *CAPTURE, *HIBERNATE, *WAKE, *ROLLBACK, *PAUSE, *REMOVE}
     assert named - tried - ELSEWHERE - elsewhere == set()
     assert (tried | elsewhere | set(DRILL_POINTS)) - named == set()
