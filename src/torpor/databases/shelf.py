@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import difflib
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable
 
 from torpor.base.aio import finish
 from torpor.base.ids import check_name, is_id
+from torpor.base.near import meant
 from torpor.db.databases import DatabaseRow, DatabaseRows
 from torpor.errors import Conflict, InvalidRequest, NotFound
 from torpor.model_access import DEFAULT_WORKSPACE
@@ -114,8 +114,7 @@ class DatabaseShelf:
 
 def no_database(name: str, there: Iterable[str]) -> NotFound:
     """Return the error for a database that is not there; `there`: the names that its asker may see."""
-    near = difflib.get_close_matches(name, sorted(there), n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"make it: torpor db create {name}"
+    hint = meant(name, there) or f"make it: torpor db create {name}"
     return NotFound(
         f"there is no database {name}", hint=f"{hint}; or list them: torpor db ls", database=name
     )

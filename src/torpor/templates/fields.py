@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
+from torpor.base.near import meant
 from torpor.errors import InvalidRequest
 
 
@@ -40,12 +40,9 @@ class Table:
         """
         for name in self._values:
             if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
                 raise InvalidRequest(
                     f"{self._file}: unknown key {self.key(name)!r}",
-                    hint=f"did you mean {near[0]!r}?"
-                    if near
-                    else f"known: {', '.join(sorted(known))}",
+                    hint=meant(name, known) or f"known: {', '.join(sorted(known))}",
                     file=self._file,
                     key=self.key(name),
                 )

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
+from torpor.base.near import meant
 from torpor.errors import NotFound
 
 
 def no_volume(name: str, there: Iterable[str]) -> NotFound:
     """Return the error for a volume that does not exist; `there`: the names that its asker may see."""
-    near = difflib.get_close_matches(name, sorted(there), n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"make it: torpor volume create {name}"
+    hint = meant(name, there) or f"make it: torpor volume create {name}"
     return NotFound(
         f"there is no volume {name}", hint=f"{hint}; or list them: torpor volume ls", volume=name
     )

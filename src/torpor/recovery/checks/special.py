@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable
 from typing import Any
 
+from torpor.base.near import meant
 from torpor.model_inventory import KINDS as INVENTORY_KINDS
 from torpor.model_inventory_rules import RULES
 from torpor.recovery.checks.kinds import FILETYPES
@@ -34,10 +34,9 @@ def inventory_kind(node: Node, name: str) -> None:
     """Refuse a kind that no inventory has; `KIND.FIELD` is one field of a kind."""
     kind = name.partition(".")[0]
     if kind not in INVENTORY_KINDS:
-        near = difflib.get_close_matches(kind, INVENTORY_KINDS, n=1)
         raise node.name_place.wrong(
             f"there is no kind {kind!r} in an inventory",
-            hint=f"did you mean {near[0]!r}?" if near else f"one of {', '.join(INVENTORY_KINDS)}",
+            hint=meant(kind, INVENTORY_KINDS) or f"one of {', '.join(INVENTORY_KINDS)}",
         )
 
 

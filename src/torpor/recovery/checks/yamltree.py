@@ -7,13 +7,13 @@ bytes can never stand for many.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import yaml
 
+from torpor.base.near import meant
 from torpor.errors import InvalidRequest, LimitExceeded
 
 TEXT_BYTES_MOST = 256 << 10
@@ -100,12 +100,9 @@ class Node:
         for name in found:
             if name not in known:
                 assert self.keys is not None
-                near = difflib.get_close_matches(name, known, n=1)
                 raise self.keys[name].wrong(
                     f"{self.place.path or 'the file'} has the key {name!r}, which is not known",
-                    hint=f"did you mean {near[0]!r}?"
-                    if near
-                    else f"known: {', '.join(sorted(known))}",
+                    hint=meant(name, known) or f"known: {', '.join(sorted(known))}",
                 )
         return found
 
