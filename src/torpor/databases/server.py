@@ -137,7 +137,7 @@ async def _started(guest: Guest, name: str, program: str) -> bool:
             raise
         raise DatabaseFull(
             f"database {name} is down: its volume is full, and PostgreSQL finds no room to start",
-            hint=f"make it larger, it comes back with all that was committed: torpor db grow {name} 4g",
+            hint=f"make it larger, it comes back with all that was committed: torpor db grow {name} SIZE",
             database=name,
             log=exc.message.removesuffix(_NO_ROOM).strip(),
         ) from exc
