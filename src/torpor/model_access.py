@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import NewType
+from typing import Final, NewType
 
 TokenId = NewType("TokenId", str)
 
 DEFAULT_WORKSPACE = "default"
 """Where things are that nobody put elsewhere; its tokens may also read figures of the whole host."""
+LINK_SECONDS_MOST: Final = 30 * 86400
+"""How long a link to a preview may live."""
 
 
 class Scope(StrEnum):

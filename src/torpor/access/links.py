@@ -14,9 +14,8 @@ from typing import Final
 
 from torpor.errors import InvalidRequest, NotAuthenticated
 from torpor.model import SandboxId
+from torpor.model_access import LINK_SECONDS_MOST
 
-TTL_MOST_S: Final = 30 * 86400
-"""Longest life of a link."""
 _FORM: Final = re.compile(r"([0-9]{1,12})\.([A-Za-z0-9_-]{43})")
 _PURPOSE: Final = "torpor preview link 1"
 
@@ -33,9 +32,9 @@ class LinkKey:
         Raises:
             InvalidRequest: it would live too long, or not at all.
         """
-        if not 1 <= ttl_seconds <= TTL_MOST_S:
+        if not 1 <= ttl_seconds <= LINK_SECONDS_MOST:
             raise InvalidRequest(
-                f"ttl_seconds is {ttl_seconds}; 1 to {TTL_MOST_S} is wanted",
+                f"ttl_seconds is {ttl_seconds}; 1 to {LINK_SECONDS_MOST} is wanted",
                 hint="make another link when this one ends",
             )
         ends = int(now) + ttl_seconds

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
@@ -13,8 +13,8 @@ from torpor.cli.app import tell
 from torpor.cli.find import SandboxArg, find
 from torpor.cli.output import AsJson, as_dict, print_json, print_table
 from torpor.errors import TorporError
+from torpor.model_access import LINK_SECONDS_MOST
 
-_LINK_SECONDS_MOST: Final = 30 * 86400
 PortArg = Annotated[int, typer.Argument(metavar="PORT", help="The port in the sandbox.")]
 
 
@@ -92,7 +92,7 @@ def preview(
             "--ttl",
             metavar="<int>",
             min=1,
-            max=_LINK_SECONDS_MOST,
+            max=LINK_SECONDS_MOST,
             help="Seconds until the link ends; 30 days at most.",
         ),
     ] = 3600,

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from torpor.cli.output import AsJson, print_json, print_table
 from torpor.errors import Busy, HostNotReady, InvalidRequest
+from torpor.server.listen import TCP_PORT
 
 if TYPE_CHECKING:
     from torpor.base.home import Home
-
-_PORT: Final = 7475
 
 
 def doctor(as_json: AsJson = False) -> None:
@@ -45,7 +44,10 @@ def serve(
     port: Annotated[
         int | None,
         typer.Option(
-            metavar="<int>", min=0, max=65535, help="TCP port, with --host; 0: any. Default: 7475."
+            metavar="<int>",
+            min=0,
+            max=65535,
+            help=f"TCP port, with --host; 0: any. Default: {TCP_PORT}.",
         ),
     ] = None,
     allow_host: Annotated[
@@ -64,7 +66,7 @@ def serve(
     if host is None and (port is not None or allow_host):
         raise InvalidRequest(
             "--port and --allow-host are for TCP, and there is no --host",
-            hint=f"torpor serve --host 127.0.0.1 --port {_PORT if port is None else port}",
+            hint=f"torpor serve --host 127.0.0.1 --port {TCP_PORT if port is None else port}",
         )
     if answers(home):
         if host is None:
@@ -73,11 +75,12 @@ def serve(
                 hint="use it; torpor serve --host ADDRESS lets it listen on TCP too",
                 home=home.root,
             )
-        _ask_to_listen(home, host, _PORT if port is None else port, allow_host or [])
+        _ask_to_listen(home, host, TCP_PORT if port is None else port, allow_host or [])
         return
     from torpor.server.daemon import main
 
-    argv = [] if host is None else ["--host", host, "--port", str(_PORT if port is None else port)]
+    argv = [] if host is None else ["--host", host]
+    argv += [] if port is None else ["--port", str(port)]
     main([*argv, *(word for name in allow_host or [] for word in ("--allow-host", name))])
 
 

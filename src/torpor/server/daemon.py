@@ -21,7 +21,7 @@ import threading
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import NoReturn
 
 import uvicorn
 from fastapi import FastAPI
@@ -42,7 +42,7 @@ from torpor.server.app import serving_app
 from torpor.server.compat.dispatch import Dispatch
 from torpor.server.gate import Door, Gate, TcpDoor, UnixDoor
 from torpor.server.hosts import Hosts
-from torpor.server.listen import listen_tcp, listen_unix
+from torpor.server.listen import TCP_PORT, listen_tcp, listen_unix
 from torpor.server.previews.proxy import Previews
 from torpor.server.previews.upgrade import Upgrades
 from torpor.server.protocol import Connection, Socket
@@ -50,8 +50,6 @@ from torpor.server.traces import start_traces
 from torpor.server.watch import Watch
 
 log = logging.getLogger("torpor.server")
-
-_PORT: Final = 7475
 
 _QUIET = {
     "alembic": logging.WARNING,
@@ -127,7 +125,9 @@ def _parse(argv: Sequence[str] | None) -> Options:
     )
     parser.add_argument("--home", type=Path, help="default: $TORPOR_HOME")
     parser.add_argument("--host", help="also listen on this address (a token is always needed)")
-    parser.add_argument("--port", type=int, help="TCP port, with --host; 0: any; default: 7475")
+    parser.add_argument(
+        "--port", type=int, help=f"TCP port, with --host; 0: any; default: {TCP_PORT}"
+    )
     parser.add_argument(
         "--allow-host",
         action="append",
@@ -146,7 +146,7 @@ def _parse(argv: Sequence[str] | None) -> Options:
     return Options(
         home=home,
         host=found.host,
-        port=_PORT if found.port is None else found.port,
+        port=TCP_PORT if found.port is None else found.port,
         allowed_hosts=tuple(found.allow_host),
         ready_fd=found.ready_fd,
     )

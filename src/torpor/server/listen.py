@@ -6,11 +6,14 @@ import errno
 import os
 import socket
 from pathlib import Path
+from typing import Final
 
 from torpor.base import fsio
 from torpor.errors import Conflict, InvalidRequest
 
 BACKLOG = 2048
+TCP_PORT: Final = 7475
+"""Where nothing else is asked for."""
 
 
 def listen_unix(path: Path) -> socket.socket:

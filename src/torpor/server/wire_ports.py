@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from torpor.access.links import TTL_MOST_S
+from torpor.model_access import LINK_SECONDS_MOST
 from torpor.model_ports import PortInfo
 from torpor.server.wire import Wire
 
@@ -46,7 +46,7 @@ class PortListWire(Wire):
 class LinkRequest(Wire):
     """What a link to a port takes; nothing is needed."""
 
-    ttl_seconds: Annotated[int, Field(ge=1, le=TTL_MOST_S)] = 3600
+    ttl_seconds: Annotated[int, Field(ge=1, le=LINK_SECONDS_MOST)] = 3600
     path: Annotated[str, Field(max_length=2000, description="What it opens.")] = "/"
 
 

@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.requests import HTTPConnection
 
-from torpor.access.links import TTL_MOST_S, LinkKey
+from torpor.access.links import LinkKey
 from torpor.errors import HostNotReady, InvalidRequest, NotAuthenticated
 from torpor.model import SandboxId
+from torpor.model_access import LINK_SECONDS_MOST
 from torpor.server.hosts import Hosts
 from torpor.server.previews.heads import answer_headers, without_hops
 from torpor.server.previews.links import Listeners
@@ -82,7 +83,7 @@ def test_a_link_is_right_until_it_ends() -> None:
         LinkKey(b"x" * 32).check(signed, ID, 8000, now=NOW)
 
 
-@pytest.mark.parametrize("ttl_seconds", [0, -1, TTL_MOST_S + 1])
+@pytest.mark.parametrize("ttl_seconds", [0, -1, LINK_SECONDS_MOST + 1])
 def test_a_life_that_cannot_be(ttl_seconds: int) -> None:
     with pytest.raises(InvalidRequest):
         KEY.sign(ID, 8000, now=NOW, ttl_seconds=ttl_seconds)

@@ -11,6 +11,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
 from torpor.errors import HostNotReady
+from torpor.server.listen import TCP_PORT
 from torpor.server.replies import Streamed, event_stream, sse
 from torpor.server.routes.deps import EVENTS, FAILURES, streams
 from torpor.server.wire import Wire
@@ -25,7 +26,7 @@ class ListenerRequest(Wire):
     """What POST /v1/listeners takes."""
 
     host: str = "127.0.0.1"
-    port: Annotated[int, Field(ge=0, le=65535, description="0: any that is free.")] = 7475
+    port: Annotated[int, Field(ge=0, le=65535, description="0: any that is free.")] = TCP_PORT
     allowed_hosts: Annotated[
         list[str], Field(max_length=100, description="Names beside `localhost` and addresses.")
     ] = Field(default_factory=list)
