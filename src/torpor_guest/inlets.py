@@ -56,6 +56,9 @@ class InletMethods:
                 return {}
             finally:
                 self._inlets -= 1
+                # before anything is awaited: a host that has connected anew listens on that port at once
+                loop.remove_reader(listener)
+                listener.close()
                 accepting.cancel()
                 ending.cancel()
                 await asyncio.gather(accepting, ending, return_exceptions=True)

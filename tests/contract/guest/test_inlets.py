@@ -136,6 +136,32 @@ async def test_a_machine_without_room_for_files_takes_connections_again(
         assert await asyncio.wait_for(asyncio.gather(*answers), 20) == [b"B0", b"B1", b"B2"]
 
 
+class Host:
+    """The host's end: it hears that the port is there, and does not end it."""
+
+    def __init__(self) -> None:
+        self.hears = asyncio.Event()
+
+    async def send(self, _channel: int, _data: bytes) -> None:
+        self.hears.set()
+
+    async def receive(self) -> None:
+        await asyncio.Event().wait()
+
+
+async def test_who_connects_anew_has_the_port_at_once() -> None:
+    """As after a wake: what the old channel had is ended, and the new one's request may be read next."""
+    methods, port = inlets.InletMethods(), free_port()
+    for _ in range(3):
+        host = Host()
+        serving = asyncio.create_task(methods.serve(cast(Stream, host), {"port": port}))
+        await asyncio.wait_for(host.hears.wait(), 10)
+        serving.cancel()
+        await asyncio.sleep(0)  # one turn of the loop, in which a request cannot have been read yet
+    with pytest.raises(asyncio.CancelledError):
+        await serving
+
+
 async def test_a_port_that_breaks_ends_it_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     listeners: list[socket.socket] = []
     listening = inlets._listening
@@ -143,17 +169,6 @@ async def test_a_port_that_breaks_ends_it_and_says_so(monkeypatch: pytest.Monkey
     def kept(port: int) -> socket.socket:
         listeners.append(listening(port))
         return listeners[-1]
-
-    class Host:
-        """The host's end: it hears that the port is there, and does not end it."""
-
-        hears = asyncio.Event()
-
-        async def send(self, _channel: int, _data: bytes) -> None:
-            self.hears.set()
-
-        async def receive(self) -> None:
-            await asyncio.Event().wait()
 
     monkeypatch.setattr(inlets, "_listening", kept)
     host = Host()
