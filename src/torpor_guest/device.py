@@ -1,4 +1,4 @@
-"""The agent's end of the byte stream: a virtio-serial port, or a Unix socket in tests.
+"""The agent's end of the byte stream: a virtio-serial port, vsock where there is no port, or a Unix socket in tests.
 
 A virtio-serial port is not like a socket. While nobody has the host end open, a read returns nothing at once
 and poll says HUP all the time; opening it twice is EBUSY; the host's bytes come 4 KiB a read. So the port is
@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import logging
 import os
 import select
 import socket
@@ -19,12 +20,19 @@ from pathlib import Path
 from typing import Protocol
 
 PORT_NAME = "torpor.agent0"
+VSOCK_PORT = 1024
+"""Where the agent listens in a machine that has vsock and no such port, as Firecracker's."""
 _PORTS = Path("/sys/class/virtio-ports")
+_DEVICES = Path("/sys/bus/virtio/devices")
+_VSOCK_ID = 19
+"""Virtio's number for a socket device."""
+_HOST_CID = 2
 _READ_BYTES = 64 << 10
 _TURN_BYTES = 64 << 10
 _CLOGGED_BYTES = 256 << 10
 _JOIN_BYTES = 32 << 10
 _AWAY_ERRNOS = (errno.EPIPE, errno.ECONNRESET)
+_log = logging.getLogger("torpor")
 _AWAY_CHECK_S = 1.0
 """How often a port whose host end is closed is read again, should a wake-up have been missed."""
 
@@ -190,14 +198,68 @@ class Device:
             self._owner.clogged(is_clogged)
 
 
-async def serve_port(owner: Owner, attach: Attach) -> None:
-    """Serve the virtio-serial port, from the moment it is there until it is unplugged."""
-    path = find_port()
-    while path is None:
-        await asyncio.sleep(0.1)
+def has_vsock() -> bool:
+    """Return whether the machine has a virtio socket device."""
+    for entry in _DEVICES.glob("*/device"):
+        with contextlib.suppress(OSError, ValueError):
+            if int(entry.read_text(), 16) == _VSOCK_ID:
+                return True
+    return False
+
+
+async def serve_host(owner: Owner, attach: Attach) -> None:
+    """Serve the virtio-serial port until it is unplugged, or vsock; whichever of them there is (first)."""
+    while True:
         path = find_port()
-    fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-    await _serve_fd(fd, owner, attach, is_port=True)
+        if path is not None:
+            fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+            await _serve_fd(fd, owner, attach, is_port=True)
+            return
+        if has_vsock():
+            with socket.socket(socket.AF_VSOCK) as listener:
+                listener.bind((socket.VMADDR_CID_ANY, VSOCK_PORT))
+                listener.listen(4)
+                await serve_vsock(listener, owner, attach)
+        await asyncio.sleep(0.1)
+
+
+async def serve_vsock(listener: socket.socket, owner: Owner, attach: Attach) -> None:
+    """Serve one host connection after the other; a new one takes the place of the one before.
+
+    A snapshot cuts the connection of the machine that it is taken of, and of all that go on from it; the listener
+    stays. Only the host is listened to: a program in the machine may have a way to connect, too.
+    """
+    loop = asyncio.get_running_loop()
+    listener.setblocking(False)
+    serving: asyncio.Task[None] | None = None
+    try:
+        while True:
+            link, address = await loop.sock_accept(listener)
+            if address[0] != _HOST_CID:
+                link.close()
+                continue
+            if serving is not None:
+                await _stopped(serving)
+            serving = loop.create_task(_serve_link(link.detach(), owner, attach))
+    finally:
+        if serving is not None:
+            await _stopped(serving)
+
+
+async def _serve_link(fd: int, owner: Owner, attach: Attach) -> None:
+    try:
+        await _serve_fd(fd, owner, attach, is_port=False)
+    except (
+        OSError
+    ) as exc:  # a connection that broke in a way of its own; the next is served all the same
+        _log.warning("the host's connection broke: %s", exc)
+    finally:
+        owner.host_left()
+
+
+async def _stopped(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait({task})
 
 
 async def serve_fd(fd: int, owner: Owner, attach: Attach) -> None:

@@ -125,7 +125,7 @@ async def _run(args: Options, kernel: Kernel) -> int:
     elif args.socket:
         serving = device.serve_socket(args.socket, session, session.attach)
     else:
-        serving = device.serve_port(session, session.attach)
+        serving = device.serve_host(session, session.attach)
     _log.info(
         "version %s, pid %d, commands %s, %d lost",
         __version__,

@@ -39,6 +39,7 @@ from torpor.model import (
 )
 from torpor.sandboxes import engine as engines
 from torpor.vmm.base import MachineSpec
+from torpor.vmm.choose import Choice
 
 
 class PaperDriver(FakeDriver):
@@ -164,7 +165,9 @@ class PaperGuest(FakeAgent):
         return self._exec(exec_id)
 
 
-async def connect(socket_path: Path, *, epoch: int, timeout_s: float) -> PaperGuest:
+async def connect(
+    socket_path: Path, *, port: int | None, epoch: int, timeout_s: float
+) -> PaperGuest:
     """Return the guest in the folder of a machine's socket."""
     folder = socket_path.parent.parent
     return PaperGuest(Home(folder.parent.parent), folder)
@@ -173,7 +176,7 @@ async def connect(socket_path: Path, *, epoch: int, timeout_s: float) -> PaperGu
 def use_paper() -> None:
     """Let the engine be made with paper machines; all else is as ever."""
     parts: dict[str, Any] = {
-        "QemuDriver": PaperDriver,
+        "choose_driver": lambda _home: Choice(PaperDriver(), "it is of paper"),
         "connect": connect,
         "TemplateStore": lambda home, _booter: FakeTemplates(home.templates),
     }

@@ -33,6 +33,8 @@ class FakeVmm:
     def __init__(self, process: ProcessId, folder: Path, driver: FakeDriver) -> None:
         self.process = process
         self.agent_socket = folder / "vm" / "agent.sock"
+        self.agent_port = None
+        self.snapshots_cut = driver.snapshots_cut
         self._driver = driver
         self._folder = folder
         self.closed = False
@@ -124,6 +126,8 @@ class FakeDriver:
     """Starts processes that do nothing. `fail` names steps that raise; `block` names steps that wait."""
 
     name = "fake"
+    disk_suffix = ".qcow2"
+    snapshots_cut = False
 
     def __init__(self) -> None:
         self.fail: dict[str, Exception] = {}
@@ -404,14 +408,21 @@ class FakeConnect:
         self.fail: Exception | None = None
         self.block: asyncio.Event | None = None
         self.reached = asyncio.Event()
+        self.keeps = False
+        """Whether the next connection is to the machine of the last, which may be frozen."""
 
-    async def __call__(self, socket_path: Path, *, epoch: int, timeout_s: float) -> FakeAgent:
+    async def __call__(
+        self, socket_path: Path, *, port: int | None, epoch: int, timeout_s: float
+    ) -> FakeAgent:
         self.epochs.append(epoch)
         self.reached.set()
         if self.block is not None:
             await self.block.wait()
         if self.fail is not None:
             raise self.fail
-        self.agents.append(FakeAgent())
-        object.__setattr__(self.agents[-1].info, "instance", self.instance)
-        return self.agents[-1]
+        agent = FakeAgent()
+        if self.agents and self.keeps:
+            agent.frozen = self.agents[-1].frozen
+        object.__setattr__(agent.info, "instance", self.instance)
+        self.agents.append(agent)
+        return agent

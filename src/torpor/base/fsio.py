@@ -171,6 +171,25 @@ def socket_name(path: Path) -> Iterator[str]:
         os.close(fd)
 
 
+@contextlib.contextmanager
+def foreign_socket_name(path: Path) -> Iterator[str]:
+    """Yield a name for the Unix socket at `path`, which lies in a folder of somebody we do not trust.
+
+    It is that very socket's, whatever is put in its place meanwhile.
+
+    Raises:
+        OSError: nothing is there, or a link, or anything but a socket of the folder's owner.
+    """
+    fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISSOCK(found.st_mode) or found.st_uid != path.parent.stat().st_uid:
+            raise OSError(errno.ENOTSOCK, "it is no socket of the folder's owner", str(path))
+        yield f"/proc/self/fd/{fd}"
+    finally:
+        os.close(fd)
+
+
 def open_plain(path: Path, flags: int) -> BinaryIO:
     """Open a file in a folder of somebody we do not trust: only a plain file with one name, and never waiting.
 

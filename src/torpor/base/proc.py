@@ -158,6 +158,7 @@ def start_detached(
     argv: Sequence[str],
     *,
     log: IO[bytes],
+    out: IO[bytes] | None = None,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
     pass_fds: Sequence[int] = (),
@@ -165,7 +166,7 @@ def start_detached(
     group: int | None = None,
     extra_groups: Sequence[int] | None = None,
 ) -> ProcessId:
-    """Start `argv` in a session of its own, so that it outlives us; its output goes to the file `log`.
+    """Start `argv` in a session of its own, so that it outlives us; its output goes to the file `log`, or its stdout to `out`.
 
     As root it can be given another `user`, `group` and `extra_groups` from its first instruction on.
     Blocks until the program is loaded. Not asyncio's subprocess: that one kills its child when the loop
@@ -174,7 +175,7 @@ def start_detached(
     child = subprocess.Popen(
         list(argv),
         stdin=subprocess.DEVNULL,
-        stdout=log,
+        stdout=out or log,
         stderr=log,
         env=dict(env) if env is not None else safe_env(),
         cwd=cwd,

@@ -25,7 +25,7 @@ from torpor.templates.debian import TOOLS, find_tool
 from torpor.templates.initrd import find_busybox
 from torpor.templates.plan import find_keyring
 from torpor.vmm.base import Driver
-from torpor.vmm.qemu import QemuDriver
+from torpor.vmm.choose import choose_driver
 
 Status = Literal["ok", "warn", "missing"]
 
@@ -33,6 +33,7 @@ _LITTLE_DISK = 10 * GIB
 """A sandbox of `base` is made only where its whole disk (8 GiB) and the reserve are free."""
 _LITTLE_MEMORY = 1 * GIB
 _TIMEOUT_S = 10.0
+_WANTED = {"qemu": "8.2 or newer is wanted", "firecracker": "1.12 or newer is wanted"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,6 @@ class Check:
 
 async def collect(home: Home, *, driver: Driver | None = None) -> dict[str, object]:
     """Return what `torpor doctor --json` prints: `ok` (nothing is missing) and the `checks`. Never raises."""
-    machine = driver or QemuDriver()
 
     def off_loop(check: Callable[[], Check]) -> Callable[[], Awaitable[Check]]:
         return lambda: asyncio.to_thread(check)
@@ -59,7 +59,7 @@ async def collect(home: Home, *, driver: Driver | None = None) -> dict[str, obje
     plans: list[tuple[str, Callable[[], Awaitable[list[Check] | Check]]]] = [
         ("host", off_loop(check_host)),
         ("python", off_loop(check_python)),
-        ("qemu", lambda: check_driver(machine)),
+        ("driver", lambda: check_driver(home, driver)),
         *((tool, off_loop(partial(check_tool, tool))) for tool in sorted({*TOOLS, "e2fsck"})),
         ("busybox", off_loop(check_busybox)),
         ("debian keys", off_loop(check_keyring)),
@@ -109,18 +109,32 @@ def check_python() -> Check:
     return Check("python", "ok", f"{platform.python_version()} ({sys.executable})")
 
 
-async def check_driver(driver: Driver) -> list[Check]:
-    """Check QEMU, and which accelerator it will use and why."""
+async def check_driver(home: Home, given: Driver | None) -> list[Check]:
+    """Check which driver machines have and why, its program, and which accelerator that will use and why."""
+    if given is None:
+        choice = await asyncio.to_thread(choose_driver, home)
+        driver, why = choice.driver, choice.reason
+    else:
+        driver, why = given, "it was given"
     support = await driver.probe()
+    chosen = Check("driver", "ok", driver.name, why)
     if not support.usable:
         return [
-            Check("qemu", "missing", support.version or "not usable", support.reason, support.fix)
+            chosen,
+            Check(
+                driver.name,
+                "missing",
+                support.version or "not usable",
+                support.reason,
+                support.fix,
+            ),
         ]
-    qemu = Check("qemu", "ok", f"version {support.version}", "8.2 or newer is wanted")
+    program = Check(driver.name, "ok", f"version {support.version}", _WANTED[driver.name])
     fast = support.accel == "kvm"
     advice = "use a host with hardware virtualisation, and this user in the group kvm"
     return [
-        qemu,
+        chosen,
+        program,
         Check(
             "accelerator",
             "ok" if fast else "warn",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+import socket
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ from typing_extensions import override
 
 from torpor.base.fsio import socket_name
 from torpor.errors import GuestFailed, GuestUnreachable
+from torpor.guest import vsock
 from torpor.guest.answers import error_of, guest_info
 from torpor.model import GuestInfo
 from torpor_guest import protocol
@@ -56,35 +58,51 @@ class Channel(asyncio.Protocol):
 
     @staticmethod
     async def open(
-        path: Path, *, epoch: int, timeout_s: float, silence_limit_s: float
+        path: Path, port: int | None, *, epoch: int, timeout_s: float, silence_limit_s: float
     ) -> tuple[Channel, GuestInfo]:
-        """Connect to the socket and wait for the agent's answer.
+        """Connect to the socket, and `port` behind it, and wait for the agent's answer.
 
         Raises:
             GuestUnreachable: nothing listens there, or no agent answered in time.
             GuestFailed: the agent speaks no protocol version that we speak; both are named.
         """
-        channel = Channel(epoch, silence_limit_s)
         try:
             async with asyncio.timeout(timeout_s):
-                try:
-                    with socket_name(path) as name:
-                        await channel._loop.create_unix_connection(lambda: channel, name)
-                except OSError as exc:
-                    raise GuestUnreachable(
-                        f"the guest channel {path} cannot be opened: {exc.strerror or exc}",
-                        socket=str(path),
-                    ) from exc
-                info = await channel._greet()
-        except TimeoutError as exc:
-            channel.close()
+                if port is None:
+                    return await Channel._opened(path, epoch, silence_limit_s)
+                while True:
+                    link = await vsock.connect(path, port)
+                    try:
+                        return await Channel._opened(link, epoch, silence_limit_s)
+                    except (
+                        GuestUnreachable
+                    ):  # a guest that goes on from a snapshot cuts what came too early
+                        continue
+        except OSError as exc:  # a timeout is one, too
+            is_late = isinstance(exc, TimeoutError)
             raise GuestUnreachable(
-                f"the guest agent did not answer within {timeout_s:g} s", socket=str(path)
+                f"the guest agent did not answer within {timeout_s:g} s"
+                if is_late
+                else f"the guest channel {path} cannot be opened: {exc.strerror or exc}",
+                socket=str(path),
             ) from exc
+
+    @staticmethod
+    async def _opened(
+        end: Path | socket.socket, epoch: int, silence_limit_s: float
+    ) -> tuple[Channel, GuestInfo]:
+        """Return the channel through a socket that is connected, or is to be, once the agent has answered."""
+        channel = Channel(epoch, silence_limit_s)
+        try:
+            if isinstance(end, socket.socket):
+                await channel._loop.create_unix_connection(lambda: channel, sock=end)
+            else:
+                with socket_name(end) as name:
+                    await channel._loop.create_unix_connection(lambda: channel, name)
+            return channel, await channel._greet()
         except BaseException:
             channel.close()
             raise
-        return channel, info
 
     async def _greet(self) -> GuestInfo:
         hello = protocol.encode(

@@ -71,6 +71,7 @@ async def connect(
     *,
     epoch: int,
     timeout_s: float,
+    port: int | None = None,
     silence_limit_s: float = SILENCE_LIMIT_S,
 ) -> GuestClient:
     """Connect to the agent behind a Unix socket; it may still be starting.
@@ -79,6 +80,7 @@ async def connect(
         socket_path: the host end of the guest channel.
         epoch: 0 to 2³²-1, higher than at any connect to this guest (or the one it was restored from) before.
         timeout_s: seconds that the agent has to answer.
+        port: None, or where the agent listens behind a socket that leads to the guest's vsock.
         silence_limit_s: seconds without any answer, while something is asked, after which the guest counts as
             unreachable. A paused machine is silent: close the channel before a pause.
 
@@ -87,6 +89,6 @@ async def connect(
         GuestFailed: the agent speaks no protocol version that we speak; both are named.
     """
     channel, info = await Channel.open(
-        socket_path, epoch=epoch, timeout_s=timeout_s, silence_limit_s=silence_limit_s
+        socket_path, port, epoch=epoch, timeout_s=timeout_s, silence_limit_s=silence_limit_s
     )
     return GuestClient(channel, info)

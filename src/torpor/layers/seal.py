@@ -1,6 +1,6 @@
 """Making a finished file immutable, and readable for the machines that share it.
 
-As root each VMM runs under a user of its own (see `vmm.qemu.confine`); all of them have the group `LAYERS_GID`.
+As root each VMM runs under a user of its own (see `vmm.confine`); all of them have the group `LAYERS_GID`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ def reclaim(path: Path) -> None:
     path.chmod(0o600)
 
 
-def seal(path: Path) -> None:
-    """Take all write permission from `path` and let VMMs read it."""
+def seal(path: Path | int) -> None:
+    """Take all write permission from a file, or what a descriptor is of, and let VMMs read it."""
     if os.geteuid() == 0:
         os.chown(path, 0, LAYERS_GID)
-        path.chmod(0o440)
+        os.chmod(path, 0o440)  # noqa: PTH101 - it may be a descriptor
     else:
-        path.chmod(0o400)
+        os.chmod(path, 0o400)  # noqa: PTH101
 
 
 def seal_again(path: Path) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -57,7 +57,9 @@ from torpor.layers.verify import (
 from torpor.model import SandboxId, SnapshotId, SnapshotInfo
 from torpor.model_inventory import Inventory
 
-_SUFFIX = {"disk": ".qcow2", "ram": ".ram"}
+_KINDS: Mapping[str, Kind] = {".qcow2": "disk", ".raw": "disk", ".ram": "ram"}
+_WHOLE = ".raw"
+"""A disk layer that is a whole disk, whatever is below it."""
 _SETTLED_NS = 1_000_000_000
 """A folder that changed longer ago than this does not change any more without its time changing."""
 
@@ -87,8 +89,12 @@ class Needed:
 class LayerStore:
     """All snapshots of one home. Methods block; they may be called from several threads."""
 
-    def __init__(self, home: Home, pins: Pins | None = None) -> None:
+    def __init__(
+        self, home: Home, pins: Pins | None = None, *, disk_suffix: str = ".qcow2"
+    ) -> None:
         self._home = home
+        self._disk_suffixes = (disk_suffix, *({".qcow2", ".raw"} - {disk_suffix}))
+        """What new disk layers are called, and what those of another driver may be."""
         self.pins = Pins() if pins is None else pins
         self._lock = threading.RLock()
         self._catalog = Catalog()
@@ -252,12 +258,22 @@ class LayerStore:
     # ---- layers ----
 
     def path(self, kind: Kind, layer_id: str) -> Path:
-        """Return the file of a layer."""
-        return self._home.layers / f"{layer_id}{_SUFFIX[kind]}"
+        """Return the file of a layer; of one that is not there yet, what it will be called."""
+        if kind == "ram":
+            return self._home.layers / f"{layer_id}.ram"
+        own, other = (self._home.layers / f"{layer_id}{suffix}" for suffix in self._disk_suffixes)
+        return other if not own.exists() and other.exists() else own
 
     def disk_path(self, layer_id: str) -> Path:
         """Return the file of a disk layer."""
         return self.path("disk", layer_id)
+
+    def needed_disks(self, layers: Sequence[str]) -> tuple[str, ...]:
+        """Return the part of a disk's chain, the oldest first, that matters: what lies below a whole disk does not."""
+        for number in range(len(layers) - 1, 0, -1):
+            if self.disk_path(layers[number]).suffix == _WHOLE:
+                return tuple(layers[number:])
+        return tuple(layers)
 
     def ram_path(self, layer_id: str) -> Path:
         """Return the file of a RAM layer."""
@@ -417,17 +433,17 @@ class LayerStore:
                 users.setdefault(layer_id, []).append(name)
         found = []
         for path in sorted(self._home.layers.iterdir()):
-            for kind, suffix in _SUFFIX.items():
-                if path.suffix == suffix:
-                    found.append(
-                        LayerUse(
-                            path.stem,
-                            allocated_bytes(path),
-                            tuple(snapshots.get(path.stem, ())),
-                            tuple(users.get(path.stem, ())),
-                            kind,  # type: ignore[arg-type]
-                        )
+            kind = _KINDS.get(path.suffix)
+            if kind is not None:
+                found.append(
+                    LayerUse(
+                        path.stem,
+                        allocated_bytes(path),
+                        tuple(snapshots.get(path.stem, ())),
+                        tuple(users.get(path.stem, ())),
+                        kind,
                     )
+                )
         return found
 
     def image_uses(self, mapped: Collection[tuple[str, SnapshotId | None]]) -> list[LayerUse]:

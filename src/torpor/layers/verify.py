@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from torpor.base.sparse import sparse_sha256
 from torpor.errors import TorporError
 from torpor.layers.manifest import MANIFEST, LayerRef, Manifest, read_manifest
 from torpor.layers.ram_merge import is_image_of
@@ -25,7 +26,9 @@ class Damage:
 
 
 def digest(path: Path) -> str:
-    """Return the SHA-256 of a file, in hex."""
+    """Return the SHA-256 of a file, in hex; of a whole disk (`.raw`), which is mostly holes, see `sparse_sha256`."""
+    if path.suffix == ".raw":
+        return sparse_sha256(path)
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

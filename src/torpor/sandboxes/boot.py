@@ -83,7 +83,9 @@ class TemplateBooter:
 
     async def _connected(self, vmm: Vmm, folder: Path) -> Guest:
         try:
-            return await self._connect_guest(vmm.agent_socket, epoch=1, timeout_s=_BOOT_S)
+            return await self._connect_guest(
+                vmm.agent_socket, port=vmm.agent_port, epoch=1, timeout_s=_BOOT_S
+            )
         except GuestUnreachable as exc:
             tail = await asyncio.to_thread(files.console_tail, self._driver.console(folder))
             raise GuestUnreachable(

@@ -191,7 +191,7 @@ def _manifest(
 ) -> Manifest:
     """Make what was captured durable and immutable, and return what says so. Blocks."""
     store, info, host = m.parts.layers, m.info, m.parts.host
-    disk = (*disk_below, m.row.layers.disk[-1])
+    disk = store.needed_disks((*disk_below, m.row.layers.disk[-1]))
     new = {disk[-1], ram[-1]}
     disk_refs = tuple(store.ref(layer, store.disk_path(layer)) for layer in disk)
     ram_refs = tuple(store.ref(layer, store.ram_path(layer)) for layer in ram)
@@ -302,7 +302,11 @@ async def _capture(
         reach("snapshot.paused")
         # what the machine told its memory until now is marked, and nothing that it will tell
         marking = m.begin(_mark(m, wish), "memory mark")
-        saved = await vmm.save_devices()
+        try:
+            saved = await vmm.save_devices()
+        finally:
+            if vmm.snapshots_cut:
+                await m.drop_guest()
         await vmm.switch_disk(overlay)
         await volumes.switch(vmm)
         reach("snapshot.switched")
@@ -315,10 +319,12 @@ async def _capture(
             await vmm.resume()
         pause_ms = (time.monotonic() - begun) * 1000
         if guest is not None and wish.go_on:
+            guest = rest.guest = await m.guest_after_snapshot(guest)
             await _thaw(m, guest, wish)
             await rest.end()
     except BaseException:
         await finish(go_on(m, guest, paused_before=paused_before), within_s=60.0)
+        rest.guest = m.connected or guest
         await finish(rest.abandon(), within_s=150.0)
         raise
     await _note_switch(m, vmm)
@@ -376,6 +382,9 @@ async def go_on(m: SandboxMachine, guest: Guest | None, *, paused_before: bool) 
     if not paused_before:
         await vmm.resume()
     if guest is not None:
+        with contextlib.suppress(GuestFailed):
+            guest = await m.guest_after_snapshot(guest)
+    if guest is not None:
         with contextlib.suppress(GuestFailed):  # then the dead man in the guest thaws
             await guest.thaw()
     with contextlib.suppress(InsufficientResources):  # both are in the row; see `switched`
@@ -388,6 +397,7 @@ async def go_on(m: SandboxMachine, guest: Guest | None, *, paused_before: bool) 
 async def _note_switch(m: SandboxMachine, vmm: Vmm) -> None:
     """Write down the overlay that takes the writes, as the VMM says."""
     layers = await switched(vmm, m.row.layers)
+    layers = replace(layers, disk=m.parts.layers.needed_disks(layers.disk))
     if layers != m.row.layers:
         await m.save(replace(m.row, layers=layers))
 

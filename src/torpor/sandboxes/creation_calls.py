@@ -25,7 +25,7 @@ from torpor.model_volumes import VolumeMount, VolumesMode
 from torpor.sandboxes.admission import Sizes, choose_sizes, is_default
 from torpor.sandboxes.birth import RenewalReason
 from torpor.sandboxes.capture import Wish
-from torpor.sandboxes.fit import check_fits, misfit
+from torpor.sandboxes.fit import check_fits, check_network, misfit
 from torpor.sandboxes.memory_moves import FollowingMemory
 from torpor.sandboxes.new_rows import new_row, row_from
 from torpor.sandboxes.parts import Parts
@@ -73,6 +73,7 @@ class CreationCalls(ABC):
         check_spec(spec)
         self._volumes.check_mounts(spec.volumes)
         await self._look_at_host()
+        check_network(spec.network, self._parts.host)
         template = await asyncio.to_thread(self._parts.templates.get, spec.template)
         sizes = choose_sizes(spec, template.info)
         origin = self._warm.find(template, sizes)

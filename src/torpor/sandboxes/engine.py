@@ -81,8 +81,7 @@ from torpor.sandboxes.volume_capture import check_mode
 from torpor.sandboxes.volume_engine import EngineVolumes
 from torpor.sandboxes.warm import WarmTemplates
 from torpor.templates import TemplateStore
-from torpor.vmm.base import Driver
-from torpor.vmm.qemu import QemuDriver
+from torpor.vmm.choose import choose_driver
 from torpor.volumes.desk import VolumeDesk
 from torpor.volumes.quota import VolumeQuota
 from torpor.volumes.shelf import VolumeShelf
@@ -94,22 +93,26 @@ _LIVES_BY_ITS_PROCESS = frozenset({SandboxState.RUNNING, SandboxState.PAUSED})
 
 
 def open_engine(home: Home, *, take_inventory: TakeInventory | None = None) -> Engine:
-    """Return the engine of `home`, with the QEMU driver; `start` it before use. Blocks.
+    """Return the engine of `home`, with the driver that `choose_driver` names; `start` it before use. Blocks.
 
     `take_inventory` is asked before each snapshot that somebody may want to compare later; None: there are none.
 
     Raises:
         DataDamaged, InsufficientResources: the home's database cannot be used.
-        InvalidRequest: the environment names a quota that is none.
+        HostNotReady: the environment names another driver than that of machines that run.
+        InvalidRequest: the environment names a quota or a driver that is none.
     """
     quota, volume_quota = Quota.of(os.environ), VolumeQuota.of(os.environ)
     home.prepare()
     database = Database.open(home.database)
-    driver: Driver = QemuDriver()
+    choice = choose_driver(home)
+    driver = choice.driver
+    log.info("machines have the driver %s: %s", driver.name, choice.reason)
     connecting: ConnectGuest = connect
     if tracing.is_enabled():
         driver, connecting = traced_driver(driver), traced_connect(connect)
-    layers, clock, shelf = LayerStore(home), SystemClock(), VolumeShelf(VolumeRows(database))
+    layers = LayerStore(home, disk_suffix=driver.disk_suffix)
+    clock, shelf = SystemClock(), VolumeShelf(VolumeRows(database))
     setting = os.environ.get("TORPOR_MEMORY_EMBEDDER", "auto")
     booter = TemplateBooter(driver, connect)
     parts = Parts(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torpor.errors import SnapshotUnusable
+from torpor.errors import HostNotReady, SnapshotUnusable
 from torpor.model import SnapshotInfo
 from torpor.vmm.base import HostSupport
 
@@ -29,4 +29,13 @@ def check_fits(info: SnapshotInfo, host: HostSupport) -> None:
             f"the RAM of snapshot {info.id} cannot go on here: {why}",
             hint="its disk can be started cold: restore it with allow_cold (torpor restore --allow-cold)",
             snapshot_id=info.id,
+        )
+
+
+def check_network(network: str, host: HostSupport) -> None:
+    """Raise `HostNotReady` unless a machine can have that network on this host."""
+    if network not in host.networks:
+        raise HostNotReady(
+            f"machines of the driver {host.driver} cannot have network={network!r} here",
+            hint=f"these can be had: {', '.join(sorted(host.networks))}",
         )

@@ -181,7 +181,10 @@ class SandboxMachine:
             await self._raise_epoch()
             self._guest = await self.until_end(
                 self.parts.connect_guest(
-                    vmm.agent_socket, epoch=self.row.epoch, timeout_s=timeout_s
+                    vmm.agent_socket,
+                    port=vmm.agent_port,
+                    epoch=self.row.epoch,
+                    timeout_s=timeout_s,
                 )
             )
             if self.boot is None:
@@ -190,6 +193,15 @@ class SandboxMachine:
                 serving = self.parts.attend(self, self._guest)
                 self._tasks.launch(serving, name=f"memory socket {self.info.id}")
             return self._guest
+
+    @property
+    def connected(self) -> Guest | None:
+        """The guest that was connected to last; the channel may have been cut since."""
+        return self._guest
+
+    async def guest_after_snapshot(self, guest: Guest) -> Guest:
+        """Return the guest of a machine that goes on after a snapshot: `guest`, or a new connection if that cuts it."""
+        return await self.guest() if self.running_vmm().snapshots_cut else guest
 
     async def drop_guest(self) -> None:
         """Close the channel; who uses it gets `GuestUnreachable`."""

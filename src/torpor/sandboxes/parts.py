@@ -38,8 +38,13 @@ TakeInventory = Callable[[Guest], Awaitable[Inventory]]
 class ConnectGuest(Protocol):
     """Connects to the agent behind a socket."""
 
-    def __call__(self, socket_path: Path, *, epoch: int, timeout_s: float) -> Awaitable[Guest]:
-        """Return the connected guest; raises `GuestUnreachable` when it does not answer in time."""
+    def __call__(
+        self, socket_path: Path, *, port: int | None, epoch: int, timeout_s: float
+    ) -> Awaitable[Guest]:
+        """Return the connected guest; raises `GuestUnreachable` when it does not answer in time.
+
+        `port` is None, or that of the agent behind a socket that leads to the guest's vsock.
+        """
         ...
 
 

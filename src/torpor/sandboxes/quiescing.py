@@ -47,7 +47,7 @@ class Rest:
     def __init__(self, name: str, guest: Guest | None, spec: QuiesceSpec | None) -> None:
         self.report: QuiesceReport | None = None
         self._name = name
-        self._guest = guest
+        self.guest = guest
         self._spec = spec
         self._held: Quiet | None = None
         """What is held now."""
@@ -62,11 +62,11 @@ class Rest:
         """
         if self._spec is None:
             return
-        if self._guest is None:
+        if self.guest is None:
             self.report = unasked(self._name, self._spec, asleep=False)
             return
         try:
-            quiet = await self._guest.quiesce(self._spec)
+            quiet = await self.guest.quiesce(self._spec)
         except GuestUnreachable:
             raise
         except _REFUSALS as exc:
@@ -79,10 +79,10 @@ class Rest:
 
     async def take_lease(self) -> None:
         """Ask, now that it is frozen, for how long it holds by itself. `check_lease` once it stands still."""
-        if self._held is None or self._guest is None:
+        if self._held is None or self.guest is None:
             return
         asked_at = time.monotonic()
-        quiet = await self._guest.quiesce_confirm(self._held.token)
+        quiet = await self.guest.quiesce_confirm(self._held.token)
         if not quiet.held:
             self._fail(quiet.reason, quiet)
         self._lapses_at = asked_at + quiet.left_seconds - _MARGIN_S
@@ -103,11 +103,11 @@ class Rest:
             QuiesceFailed: it was not, and lesser is not wanted. Everything is released.
         """
         held, self._held = self._held, None
-        if held is None or self._guest is None or self._spec is None:
+        if held is None or self.guest is None or self._spec is None:
             return
-        confirmed = await self._guest.quiesce_confirm(held.token)
+        confirmed = await self.guest.quiesce_confirm(held.token)
         is_kept = confirmed.held or self._spec.on_failure == "downgrade"
-        quiet = await self._guest.quiesce_release(held.token, "taken" if is_kept else "failed")
+        quiet = await self.guest.quiesce_release(held.token, "taken" if is_kept else "failed")
         for hook in quiet.hooks:
             if hook.release_problem:
                 log.warning("%s: hook %s: %s", self._name, hook.name, hook.release_problem)
@@ -118,9 +118,9 @@ class Rest:
 
     async def abandon(self) -> None:
         """After a failure: release what is held. If the guest cannot be told, it lets go when its time is over."""
-        if self._guest is not None and self._spec is not None:
+        if self.guest is not None and self._spec is not None:
             with contextlib.suppress(GuestFailed):
-                await self._guest.quiesce_release(None, "failed")
+                await self.guest.quiesce_release(None, "failed")
 
     def _fail(self, reason: str, quiet: Quiet | None = None, hint: str | None = None) -> None:
         assert self._spec is not None

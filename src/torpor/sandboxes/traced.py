@@ -46,12 +46,16 @@ def traced_driver(driver: Driver) -> Driver:
 def traced_connect(connect: ConnectGuest) -> ConnectGuest:
     """Return `connect` with a span, and guests whose calls have some."""
 
-    async def connected(socket_path: Path, *, epoch: int, timeout_s: float) -> Guest:
+    async def connected(
+        socket_path: Path, *, port: int | None, epoch: int, timeout_s: float
+    ) -> Guest:
         with span("guest.connect"):
-            guest = await connect(socket_path, epoch=epoch, timeout_s=timeout_s)
+            guest = await connect(socket_path, port=port, epoch=epoch, timeout_s=timeout_s)
         return cast(Guest, _Traced(guest, "guest"))
 
-    def call(socket_path: Path, *, epoch: int, timeout_s: float) -> Awaitable[Guest]:
-        return connected(socket_path, epoch=epoch, timeout_s=timeout_s)
+    def call(
+        socket_path: Path, *, port: int | None, epoch: int, timeout_s: float
+    ) -> Awaitable[Guest]:
+        return connected(socket_path, port=port, epoch=epoch, timeout_s=timeout_s)
 
     return call

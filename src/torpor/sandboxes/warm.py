@@ -148,7 +148,7 @@ def _info(template: Template, parts: Parts) -> SandboxInfo:
         vcpus=info.vcpus,
         ram_mib=info.ram_mib,
         disk_gib=info.disk_gib,
-        network="user",
+        network="user" if "user" in parts.host.networks else "none",
         env_names=(),
         metadata={},
         ttl_seconds=None,

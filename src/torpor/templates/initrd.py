@@ -25,8 +25,13 @@ MODULES = (
     "virtio-rng",
     "virtio_balloon",
     "vmgenid",
+    "virtio_mmio",
+    "vmw_vsock_virtio_transport",
 )
-"""Wanted in the guest before its root is mounted; what the kernel has built in is left out."""
+"""Wanted in the guest before its root is mounted; what the kernel has built in is left out.
+
+The last two are for Firecracker, which has no PCI bus and no serial port for the agent.
+"""
 
 INIT = Path(__file__).parent / "image" / "init"
 

@@ -5,9 +5,6 @@ See docs/formats/template.md. Pointers (`NAME.json` beside the folders) give a d
 
 from __future__ import annotations
 
-import errno
-import hashlib
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -15,7 +12,7 @@ from pathlib import Path
 
 from torpor.base.fsio import allocated_bytes, read_json, write_json
 from torpor.base.ids import check_name
-from torpor.base.units import MIB
+from torpor.base.sparse import sparse_sha256
 from torpor.errors import DataDamaged, NotFound
 from torpor.model import TemplateInfo
 from torpor.templates.missing import no_template
@@ -106,38 +103,6 @@ def write_manifest(folder: Path, template: Template) -> None:
         },
         mode=0o400,
     )
-
-
-def sparse_sha256(path: Path) -> str:
-    """Return a digest of a file that costs nothing for its holes.
-
-    It is the SHA-256 over the file's size and then, for each block of 1 MiB that is not all zeros, its
-    offset and its bytes; numbers are 8 bytes, little-endian. Equal content gives equal digests, however
-    the holes lie. Plain SHA-256 would take half a minute for an 8 GiB disk that holds 300 MB.
-    """
-    hasher = hashlib.sha256()
-    with path.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        hasher.update(size.to_bytes(8, "little"))
-        at = 0
-        while (at := _next_data(file.fileno(), at)) < size:
-            block = at - at % MIB
-            file.seek(block)
-            data = file.read(MIB)
-            if data.strip(b"\0"):
-                hasher.update(block.to_bytes(8, "little") + data)
-            at = block + MIB
-    return hasher.hexdigest()
-
-
-def _next_data(fd: int, offset: int) -> int:
-    """Return where data begins at or after `offset`; the end of the file when there is none."""
-    try:
-        return os.lseek(fd, offset, os.SEEK_DATA)
-    except OSError as exc:
-        if exc.errno == errno.ENXIO:
-            return os.lseek(fd, 0, os.SEEK_END)
-        raise
 
 
 def read_template(folder: Path) -> Template:

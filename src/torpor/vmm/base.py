@@ -18,9 +18,9 @@ class Disk:
     """The machine's root disk: immutable layers from the oldest on, and one that is written."""
 
     layers: tuple[Path, ...]
-    """Read-only files, the oldest first. `.raw` is raw, `.qcow2` is qcow2."""
+    """Read-only files, the oldest first. `.raw` is raw and a whole disk, whatever is below it; `.qcow2` is a delta."""
     active: Path
-    """The qcow2 overlay that takes all writes."""
+    """The overlay that takes all writes, in the driver's own format."""
 
 
 VOLUME_SLOTS = range(1, 17)
@@ -81,6 +81,8 @@ class HostSupport:
     """The command that mends it."""
     machine: int = 1
     """Which machine the driver builds; RAM can only be restored into the same. Raised when a device is added."""
+    networks: frozenset[str] = frozenset({"user", "none"})
+    """The networks that its machines can have here."""
 
 
 class Vmm(Protocol):
@@ -94,6 +96,16 @@ class Vmm(Protocol):
     @property
     def agent_socket(self) -> Path:
         """The Unix socket that is the host end of the guest channel."""
+        ...
+
+    @property
+    def agent_port(self) -> int | None:
+        """The port to ask for behind that socket, which leads to the guest's vsock; None: it is the channel itself."""
+        ...
+
+    @property
+    def snapshots_cut(self) -> bool:
+        """Whether a snapshot cuts the guest channel of the machine that it is taken of, too."""
         ...
 
     async def status(self) -> VmmStatus:
@@ -189,6 +201,8 @@ class Driver(Protocol):
     """Starts machines of one kind."""
 
     name: str
+    disk_suffix: str
+    """Of the disk layers that it makes: `.qcow2` or `.raw`; see `Disk`."""
 
     async def probe(self) -> HostSupport:
         """Say whether and how this driver works here. Never raises for a host that lacks something."""

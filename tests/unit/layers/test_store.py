@@ -17,6 +17,7 @@ from torpor.errors import Conflict, DataDamaged, InsufficientResources, NotFound
 from torpor.layers import store as module
 from torpor.layers.manifest import LayerRef, Manifest, to_json
 from torpor.layers.store import LayerStore, Needed
+from torpor.layers.verify import damage_of
 from torpor.model import SandboxId, SnapshotId
 
 
@@ -109,6 +110,33 @@ def test_a_manifest_without_names_of_an_environment_or_with_unknown_keys_is_read
     store = LayerStore(shelf.home)
     assert store.load() == []
     assert [m.info for m in store.snapshots()] == [old.info, wanted.info]
+
+
+def test_disk_layers_of_two_drivers_lie_side_by_side(shelf: Shelf) -> None:
+    first, second = shelf.disk(), shelf.disk()
+    store = LayerStore(shelf.home, disk_suffix=".raw")
+    store.load()
+    assert store.disk_path(first.id).suffix == ".qcow2", "what is there keeps its name"
+    whole, above = new_id("lyr"), new_id("lyr")
+    path = store.disk_path(whole)
+    assert path.suffix == ".raw"
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+        file.seek(5 << 20)
+        file.write(b"some")
+    ref = store.ref(whole, path)
+    assert ref.size_bytes == 1 << 40
+    assert damage_of(ref, path) is None, "a whole disk's holes are not read"
+    assert shelf.store.disk_path(whole) == path, "the other driver finds it, too"
+    shelf.store.disk_path(above).write_bytes(b"a delta of the other driver")
+    assert store.needed_disks([first.id, second.id]) == (first.id, second.id)
+    assert store.needed_disks([first.id, whole, above]) == (whole, above)
+    assert store.needed_disks([whole]) == (whole,)
+    assert store.needed_disks([]) == ()
+    kinds = {use.id: use.kind for use in store.uses([])}
+    assert kinds == dict.fromkeys((first.id, second.id, whole, above), "disk")
+    assert store.collect(lambda: Needed([whole])) > 0
+    assert {name for name in shelf.files() if name.endswith((".raw", ".qcow2"))} == {path.name}
 
 
 def test_layers_of_a_damaged_manifest_are_kept(shelf: Shelf) -> None:

@@ -78,6 +78,40 @@ def test_a_snapshot_holds_the_machine_and_the_machine_goes_on(play: Play) -> Non
     play(scene)
 
 
+@pytest.mark.parametrize("fails", [None, "devices", "switch", "ram", "resume"])
+def test_a_snapshot_that_cuts_the_channel_goes_on_over_a_new_one(
+    play: Play, fails: str | None
+) -> None:
+    async def scene(world: World) -> None:
+        world.driver.snapshots_cut = True
+        info = await world.create()
+        world.connect.keeps = True
+        before = world.connect.agents[-1]
+        if fails is not None:
+            world.driver.fail_once[fails] = VmmFailed("no")
+            with pytest.raises(VmmFailed, match="no"):
+                await world.engine.snapshot(info.id)
+        else:
+            await world.engine.snapshot(info.id)
+        agent = world.connect.agents[-1]
+        assert before.closed, "nobody waits for answers on a channel that is dead"
+        assert agent is not before
+        assert agent.calls == ["thaw", "set_clock"]
+        assert world.connect.epochs == sorted(set(world.connect.epochs))
+        assert (await world.engine.get(info.id)).state is S.RUNNING
+        async with world.engine.guest(info.id) as guest:
+            assert guest is agent
+        await world.engine.pause(info.id)
+        await world.engine.snapshot(info.id)
+        await world.engine.resume(info.id)
+        async with world.engine.guest(info.id) as guest:
+            assert guest is not agent, "also a machine that was paused by hand"
+        await world.engine.hibernate(info.id)
+        await world.engine.wake(info.id)
+
+    play(scene)
+
+
 @pytest.mark.parametrize("label", ["", " x", "a\nb", "x" * 200])
 def test_labels_that_are_refused(play: Play, label: str) -> None:
     async def scene(world: World) -> None:

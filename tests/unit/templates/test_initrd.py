@@ -21,9 +21,12 @@ kernel/drivers/scsi/scsi_mod.ko.xz:
 kernel/drivers/scsi/virtio_scsi.ko.xz: kernel/drivers/scsi/scsi_mod.ko.xz
 kernel/drivers/scsi/sd_mod.ko.xz: kernel/drivers/scsi/scsi_mod.ko.xz
 kernel/drivers/virtio/virtio_balloon.ko.xz:
+kernel/net/vmw_vsock/vsock.ko.xz:
+kernel/net/vmw_vsock/vmw_vsock_virtio_transport.ko.xz: kernel/net/vmw_vsock/vsock.ko.xz
 """
 BUILTIN = "\n".join(
-    f"kernel/{name}.ko" for name in ("fs/ext4", "v/virtio_pci", "c/virtio_console", "v/vmgenid")
+    f"kernel/{name}.ko"
+    for name in ("fs/ext4", "v/virtio_pci", "c/virtio_console", "v/vmgenid", "v/virtio_mmio")
 )
 
 
@@ -52,6 +55,7 @@ def test_needs_come_first_and_builtin_ones_not_at_all(tmp_path: Path) -> None:
     names = [initrd.module_name(path) for path in found]
     assert names == [
         "virtio_blk", "scsi_mod", "virtio_scsi", "sd_mod", "failover", "net_failover", "virtio_net", "virtio_rng", "virtio_balloon",
+        "vsock", "vmw_vsock_virtio_transport",
     ]  # fmt: skip
 
 

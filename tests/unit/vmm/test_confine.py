@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from torpor.layers.seal import LAYERS_GID
-from torpor.vmm.qemu import confine
+from torpor.vmm import confine
 
 
 def test_without_root_there_is_nobody_to_change_to(

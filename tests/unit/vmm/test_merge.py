@@ -17,6 +17,7 @@ import pytest
 from torpor.errors import DataDamaged, VmmFailed
 from torpor.layers.seal import seal
 from torpor.layers.verify import digest
+from torpor.vmm import chains
 from torpor.vmm.qemu import merge as module
 from torpor.vmm.qemu.merge import check_plain, merge
 
@@ -49,7 +50,7 @@ def _base(folder: Path, size_mib: int = 16) -> Path:
 def _layer(below: list[Path], path: Path, size_mib: int, *commands: str) -> Path:
     """Make a layer over `below` as a machine would, and seal it."""
     subprocess.run([QEMU_IMG, "create", "-q", "-f", "qcow2", path, f"{size_mib}M"], check=True)
-    node = module._node(path, module._chain(below), writable=True)
+    node = chains.node(path, chains.chain(below), writable=True)
     words = [word for command in commands for word in ("-c", command)]
     subprocess.run([str(QEMU_IO), *words, f"json:{module.json.dumps(node)}"], check=True)
     seal(path)
@@ -57,7 +58,7 @@ def _layer(below: list[Path], path: Path, size_mib: int, *commands: str) -> Path
 
 
 def _content(files: list[Path], out: Path) -> str:
-    name = f"json:{module.json.dumps(module._chain(files))}"
+    name = f"json:{module.json.dumps(chains.chain(files))}"
     subprocess.run([QEMU_IMG, "convert", "-O", "raw", name, out], check=True)
     found = digest(out)
     out.unlink()

@@ -11,8 +11,8 @@ import pytest
 
 from torpor.errors import HostNotReady, InvalidRequest
 from torpor.vmm.base import Disk, MachineSpec, VolumeDisk
+from torpor.vmm.confine import check_passable
 from torpor.vmm.qemu import command, host
-from torpor.vmm.qemu.confine import check_passable
 
 
 def _argv(

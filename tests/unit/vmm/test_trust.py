@@ -13,8 +13,9 @@ import pytest
 from torpor.base import proc
 from torpor.base.proc import ProcessId
 from torpor.sandboxes import folder as files
-from torpor.vmm.qemu import driver
-from torpor.vmm.qemu.machine import agent_socket, qmp_socket, take_over
+from torpor.vmm import launch
+from torpor.vmm.handing import take_over
+from torpor.vmm.qemu.machine import agent_socket, qmp_socket
 
 
 def _plant(kind: str, path: Path, secret: Path) -> None:
@@ -134,7 +135,7 @@ def test_a_start_that_is_cancelled_leaves_no_process(
 
     async def main() -> None:
         with (tmp_path / "log").open("wb") as log:
-            task = asyncio.create_task(driver._started(["sleep", "100"], log=log))
+            task = asyncio.create_task(launch.start_process(["sleep", "100"], log=log))
             await asyncio.to_thread(begun.wait, 10)
             task.cancel()
             asyncio.get_running_loop().call_later(0.1, go.set)

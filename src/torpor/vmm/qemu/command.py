@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torpor.vmm.base import Disk, MachineSpec, VolumeDisk
+from torpor.vmm.chains import needed
 from torpor.vmm.qemu.host import Accel
 
 AGENT_PORT = "torpor.agent0"
@@ -186,7 +187,7 @@ def _blockdevs(disk: Disk) -> list[str]:
     """Return one node a layer, each with an explicit backing: no file name inside an image is followed."""
     options: list[str] = []
     below: str | None = None
-    files: Sequence[Path] = (*disk.layers, disk.active)
+    files = needed((*disk.layers, disk.active))
     for number, path in enumerate(files):
         top = number == len(files) - 1
         name = node_name(path) if top or path.suffix == ".qcow2" else f"template{number}"

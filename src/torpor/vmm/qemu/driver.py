@@ -9,22 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
-import os
 import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-from torpor.base import proc
 from torpor.base.aio import finish
-from torpor.base.fsio import read_json, socket_name, write_json
+from torpor.base.fsio import socket_name, write_json
 from torpor.base.proc import ProcessId
-from torpor.errors import DataDamaged, InsufficientResources, NotFound, TorporError, VmmFailed
+from torpor.errors import DataDamaged, InsufficientResources, VmmFailed
 from torpor.layers.space import full_disk_told
+from torpor.vmm import launch
 from torpor.vmm.base import HostSupport, MachineSpec, SavedMachine
-from torpor.vmm.qemu import command, confine, format, host, merge
-from torpor.vmm.qemu.machine import QemuMachine, agent_socket, give_to_vmm, qmp_socket
+from torpor.vmm.qemu import command, format, host, merge
+from torpor.vmm.qemu.machine import QemuMachine, agent_socket, qmp_socket
 from torpor.vmm.qemu.overlay import Overlays
 
 _SAYS_FULL = "No space left"
@@ -40,6 +37,7 @@ class QemuDriver:
     """Starts machines with QEMU."""
 
     name = "qemu"
+    disk_suffix = ".qcow2"
 
     def __init__(self) -> None:
         self._host: host.QemuHost | None = None
@@ -84,7 +82,7 @@ class QemuDriver:
         self, folder: Path, spec: MachineSpec, saved: SavedMachine | None
     ) -> QemuMachine:
         found = await self._found()
-        user = await asyncio.to_thread(_prepare, folder, spec)
+        user = await asyncio.to_thread(launch.prepare, folder, spec)
         ram = saved.ram_image if saved else folder / "vm" / "ram"
         with contextlib.ExitStack() as stack:
             qmp = stack.enter_context(_listening(qmp_socket(folder)))
@@ -93,7 +91,7 @@ class QemuDriver:
             wiring = command.Wiring(
                 qmp.fileno(), agent.fileno(), "console.log", str(ram), restored=saved is not None
             )
-            process = await _started(
+            process = await launch.start_process(
                 command.build(found.binary, found.accel, folder.name, spec, wiring),
                 log=log,
                 cwd=folder / "vm",
@@ -105,6 +103,7 @@ class QemuDriver:
         try:
             record = {
                 "format": 1,
+                "driver": self.name,
                 "pid": process.pid,
                 "started_ticks": process.started_ticks,
                 "ram": str(ram),
@@ -140,7 +139,7 @@ class QemuDriver:
 
     async def sweep(self, folder: Path) -> None:
         """End every QEMU that belongs to `folder`, recorded in it or found by its name."""
-        found = await asyncio.to_thread(_belonging, folder)
+        found = await asyncio.to_thread(launch.belonging, folder, b"qemu-system")
         for identity in found:
             await identity.kill(within_s=15.0)
 
@@ -150,58 +149,12 @@ class QemuDriver:
 
     def last_words(self, folder: Path) -> str:
         """Return the last lines of QEMU's own log. Blocks."""
-        return _tail(folder / "vmm.log", lines=12, limit_bytes=8192)
+        return launch.tail(folder / "vmm.log", lines=12, limit_bytes=8192, harmless=(_HARMLESS,))
 
     async def _found(self) -> host.QemuHost:
         if self._host is None:
             self._host = await host.find_qemu()
         return self._host
-
-
-def _tail(path: Path, lines: int, limit_bytes: int) -> str:
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return ""
-    with os.fdopen(fd, "rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - limit_bytes))
-        text = file.read(limit_bytes).decode("utf-8", "replace")
-    useful = [line for line in text.splitlines() if _HARMLESS not in line]
-    return "\n".join(useful[-lines:]).strip()
-
-
-def _prepare(folder: Path, spec: MachineSpec) -> confine.User | None:
-    """Make `folder/vm` and hand it, with the active layer, to the user that QEMU will run as."""
-    inner = folder / "vm"
-    inner.mkdir(mode=0o700, exist_ok=True)
-    existing = inner.stat()
-    user = confine.choose_user(folder.parent)
-    if user is not None:
-        if existing.st_uid != 0:  # a second start keeps the user of the first
-            user = confine.User(existing.st_uid, existing.st_gid, user.groups)
-        os.chown(inner, user.uid, user.gid)
-    for written in (spec.disk.active, *(disk.active for disk in spec.volumes)):
-        if written is not None:
-            give_to_vmm(folder, written)
-    return user
-
-
-async def _started(argv: list[str], **how: Any) -> ProcessId:
-    """Start QEMU; when the caller is cancelled while it starts, it does not run afterwards."""
-    start = functools.partial(proc.start_detached, argv, **how)
-    starting = asyncio.get_running_loop().run_in_executor(None, start)
-    try:
-        return await asyncio.shield(starting)
-    except asyncio.CancelledError:
-        await finish(_ended(starting), within_s=30.0)
-        raise
-
-
-async def _ended(starting: asyncio.Future[ProcessId]) -> None:
-    await asyncio.wait({starting})
-    if starting.exception() is None:
-        await starting.result().kill(within_s=15.0)
 
 
 @contextlib.contextmanager
@@ -235,37 +188,10 @@ async def _recorded_and_attached(
 
 def _recorded(folder: Path) -> tuple[ProcessId, Path, int] | None:
     """Return the process that was started in `folder`, the file that its memory maps, and its size."""
-    try:
-        record = read_json(folder / "vmm.json", limit_bytes=65536)
-        assert isinstance(record, dict)
-        process = ProcessId(int(record["pid"]), int(record["started_ticks"]))
-        return process, Path(record["ram"]), int(record["ram_bytes"])
-    except NotFound:
+    record = launch.read_record(folder)
+    if record is None:
         return None
-    except (AssertionError, KeyError, TypeError, ValueError) as exc:
-        raise DataDamaged(f"{folder / 'vmm.json'} is not a process record: {exc}") from exc
-
-
-def _belonging(folder: Path) -> list[ProcessId]:
-    """Return the processes of `folder`: the recorded one, and any QEMU that runs inside it.
-
-    The second kind exists when we died between starting QEMU and recording it.
-    """
-    found: set[ProcessId] = set()
-    with contextlib.suppress(TorporError):
-        recorded = _recorded(folder)
-        if recorded is not None and recorded[0].alive():
-            found.add(recorded[0])
-    inside = str(folder / "vm")
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            if str((entry / "cwd").readlink()) != inside:
-                continue
-            if b"qemu-system" not in (entry / "cmdline").read_bytes().split(b"\0")[0]:
-                continue
-        except OSError:  # gone, a kernel thread, or not ours to look at
-            continue
-        identity = ProcessId.of(int(entry.name))
-        if identity is not None:
-            found.add(identity)
-    return sorted(found, key=lambda p: p.pid)
+    try:
+        return launch.process_in(record), Path(record["ram"]), int(record["ram_bytes"])
+    except (KeyError, TypeError, ValueError) as exc:
+        raise DataDamaged(f"{folder / launch.RECORD} is not a process record: {exc}") from exc

@@ -7,7 +7,6 @@ KVM is used only where the kernel's own kvm_intel or kvm_amd module drives it.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
 import platform
 import re
@@ -18,6 +17,7 @@ from typing import Literal
 
 from torpor.base.proc import run
 from torpor.errors import HostNotReady, InvalidRequest, TorporError
+from torpor.vmm import kvm
 from torpor.vmm.base import HostSupport
 
 MINIMUM = (8, 2)
@@ -102,34 +102,13 @@ def choose_accel(
         raise InvalidRequest(
             f"TORPOR_ACCEL is {wish!r}", hint="set it to auto, kvm or tcg, or unset it"
         )
-    module = next((m for m in ("kvm_intel", "kvm_amd") if (sys_module / m).exists()), None)
-    if not device.exists():
-        return "tcg", f"{device} does not exist: emulation, about 10 to 30 times slower"
-    if module is None:
-        return (
-            "tcg",
-            f"{device} exists, but neither kvm_intel nor kvm_amd drives it: no ordinary guest runs on it",
-        )
-    if not os.access(device, os.R_OK | os.W_OK):
-        return (
-            "tcg",
-            f"{device} exists, but this user may not open it (add the user to the group kvm): emulation",
-        )
-    return "kvm", f"{device} is driven by {module}"
+    found = kvm.look(sys_module, device)
+    return ("kvm", found.reason) if found.is_real else ("tcg", f"{found.reason}: emulation")
 
 
-def cpu_identity(accel: Accel, cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """Return what tells guest CPUs apart: emulated ones are QEMU's, others the host's model and its features."""
-    if accel == "tcg":
-        return "tcg-max"
-    fields: dict[str, str] = {}
-    for line in cpuinfo.read_text().split("\n\n", 1)[0].splitlines():
-        key, _, value = line.partition(":")
-        fields[key.strip()] = value.strip()
-    features = hashlib.sha256(
-        " ".join(sorted(fields.get("flags", "").split())).encode()
-    ).hexdigest()[:12]
-    return f"{fields.get('model name', 'unknown')} {features}"
+def cpu_identity(accel: Accel) -> str:
+    """Return what tells guest CPUs apart: emulated ones are QEMU's, others the host's."""
+    return "tcg-max" if accel == "tcg" else kvm.cpu_identity()
 
 
 _versions: dict[tuple[str, int, int, int], str] = {}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -14,15 +13,16 @@ from typing import Any
 from qemu.qmp import QMPClient, QMPError, Runstate
 
 from torpor.base.aio import finish
-from torpor.base.fsio import free_bytes, open_plain, socket_name
+from torpor.base.fsio import free_bytes, socket_name
 from torpor.base.proc import ProcessId
 from torpor.base.units import MIB
 from torpor.errors import InsufficientResources, VmmFailed
 from torpor.layers.ram import PAGE, RamLayer, RamLayerWriter
 from torpor.layers.space import full_disk_told
 from torpor.vmm.base import VmmStatus, VolumeDisk
+from torpor.vmm.handing import give_to_vmm, take_over
+from torpor.vmm.pages import capture, changed_pages
 from torpor.vmm.qemu import command, physical
-from torpor.vmm.qemu.memory import capture, changed_pages
 from torpor.vmm.qemu.volumes import QemuVolumes
 
 _DEVICES_ROOM = 4 * MIB
@@ -66,6 +66,16 @@ class QemuMachine:
     def agent_socket(self) -> Path:
         """The host end of the guest channel."""
         return agent_socket(self._folder)
+
+    @property
+    def agent_port(self) -> None:
+        """The socket is the channel itself."""
+        return
+
+    @property
+    def snapshots_cut(self) -> bool:
+        """The channel is a port that a snapshot does not touch."""
+        return False
 
     async def status(self) -> VmmStatus:
         """Return `running`, `paused` or `ended`. Raises `VmmFailed` when QEMU lives but does not answer."""
@@ -281,31 +291,6 @@ class QemuMachine:
 def agent_socket(folder: Path) -> Path:
     """Return the path of the guest channel's socket in a machine's folder."""
     return folder / "agent.sock"
-
-
-def give_to_vmm(folder: Path, path: Path) -> None:
-    """Let the user that runs the machine in `folder` own `path`. Blocks."""
-    if os.geteuid() == 0:
-        owner = (folder / "vm").stat()
-        os.chown(path, owner.st_uid, owner.st_gid)
-    path.chmod(0o600)
-
-
-def take_over(written: Path, path: Path, *, limit_bytes: int) -> None:
-    """Copy what the VMM wrote to `path`, ours alone, and remove the original. Blocks.
-
-    The VMM's user may have put anything there: a link to a file of ours, a pipe, a file that never ends; and it
-    may still have the original open.
-    """
-    with open_plain(written, os.O_RDONLY) as source:
-        data = source.read(limit_bytes + 1)
-    if len(data) > limit_bytes:
-        raise OSError(errno.EFBIG, f"it is over {limit_bytes} bytes", str(written))
-    path.unlink(missing_ok=True)
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "wb") as target:
-        target.write(data)
-    written.unlink(missing_ok=True)
 
 
 def qmp_socket(folder: Path) -> Path:

@@ -18,6 +18,7 @@ from torpor.base.proc import HostCommandFailed, run
 from torpor.errors import DataDamaged, InsufficientResources, VmmFailed
 from torpor.layers.lowly import lowly, make_for_reader
 from torpor.layers.space import full_disk_told
+from torpor.vmm.chains import chain, format_of, needed, node
 
 _TIMEOUT_S = 6 * 3600.0
 _DIFFERENT = 1
@@ -41,8 +42,14 @@ async def merge(qemu_img: Path, below: Sequence[Path], layers: Sequence[Path], o
         InsufficientResources: the disk is full.
         VmmFailed: it cannot be done, or the disk would not be the same.
     """
+    if below and any(
+        path.suffix != ".qcow2" for path in layers
+    ):  # a whole disk of another driver's
+        layers = needed(layers)
+        await _whole(qemu_img, layers, out, checked=layers[1:])
+        return
     if not below:  # a volume's chain, which begins with its own first layer
-        await _whole(qemu_img, layers, out)
+        await _whole(qemu_img, layers, out, checked=layers)
         return
     name = _short_name(below, out.parent)
     if len(name) > _NAME_MOST:
@@ -50,8 +57,8 @@ async def merge(qemu_img: Path, below: Sequence[Path], layers: Sequence[Path], o
     try:
         await finish(asyncio.to_thread(_begin, layers, out), within_s=60.0)
         await _tool("cp", "--reflink=auto", "--sparse=always", str(layers[-1]), str(out))
-        top = _node(out, _chain((*below, *layers[:-1])), writable=True)
-        words = ("rebase", "-F", _format(below[-1]), "-b", name, f"json:{json.dumps(top)}")
+        top = node(out, chain((*below, *layers[:-1])), writable=True)
+        words = ("rebase", "-F", format_of(below[-1]), "-b", name, f"json:{json.dumps(top)}")
         await _img(qemu_img, *words, cwd=out.parent)
         await _img(qemu_img, "rebase", "-u", "-b", "", str(out))  # takes the name out again
         await asyncio.to_thread(check_plain, out)
@@ -61,11 +68,13 @@ async def merge(qemu_img: Path, below: Sequence[Path], layers: Sequence[Path], o
         raise
 
 
-async def _whole(qemu_img: Path, layers: Sequence[Path], out: Path) -> None:
-    """Write all that `layers` hold, which lie over nothing, to `out`."""
+async def _whole(
+    qemu_img: Path, layers: Sequence[Path], out: Path, *, checked: Sequence[Path]
+) -> None:
+    """Write all that `layers` hold, which lie over nothing, to `out`; those `checked` have to be qcow2."""
     try:
-        await finish(asyncio.to_thread(_begin, layers, out), within_s=60.0)
-        words = ("convert", "-O", "qcow2", f"json:{json.dumps(_chain(layers))}", str(out))
+        await finish(asyncio.to_thread(_begin, checked, out), within_s=60.0)
+        words = ("convert", "-O", "qcow2", f"json:{json.dumps(chain(layers))}", str(out))
         await _img(qemu_img, *words)
         await asyncio.to_thread(check_plain, out)
         await _compare(qemu_img, layers, (out,))
@@ -75,7 +84,7 @@ async def _whole(qemu_img: Path, layers: Sequence[Path], out: Path) -> None:
 
 
 async def _compare(qemu_img: Path, one: Sequence[Path], two: Sequence[Path]) -> None:
-    names = [f"json:{json.dumps(_chain(files))}" for files in (one, two)]
+    names = [f"json:{json.dumps(chain(files))}" for files in (one, two)]
     try:
         await _img(qemu_img, "compare", *names)
     except HostCommandFailed as exc:
@@ -130,38 +139,13 @@ def check_plain(path: Path) -> None:
         )
 
 
-def _chain(files: Sequence[Path]) -> dict[str, object]:
-    """Return the block node of a chain's newest file, with all below it."""
-    node: dict[str, object] | None = None
-    for path in files:
-        node = _node(path, node, writable=False)
-    assert node is not None, "a chain has at least the template's disk"
-    return node
-
-
 def _short_name(below: Sequence[Path], folder: Path) -> str:
     """Return a name for a chain, as short as can be, that is right for who works in `folder`."""
     if len(below) == 1 and below[0].suffix != ".qcow2":
         return str(below[0])
-    node: dict[str, object] | None = None
+    found: dict[str, object] | None = None
     for path in below:
         file = {"driver": "file", "filename": path.name if path.parent == folder else str(path)}
-        above: dict[str, object] = {"driver": _format(path), "file": file}
-        node = above | {"backing": node} if path.suffix == ".qcow2" else above
-    return f"json:{json.dumps(node, separators=(',', ':'))}"
-
-
-def _node(path: Path, below: dict[str, object] | None, *, writable: bool) -> dict[str, object]:
-    file: dict[str, object] = {"driver": "file", "filename": str(path)}
-    node: dict[str, object] = {"driver": _format(path), "file": file}
-    if path.suffix == ".qcow2":
-        node["backing"] = below
-    if writable:
-        return node | {"discard": "unmap", "detect-zeroes": "unmap"}
-    # a machine may hold locks on a layer that it reads; nobody writes it
-    file["locking"] = "off"
-    return node | {"read-only": True}
-
-
-def _format(path: Path) -> str:
-    return "qcow2" if path.suffix == ".qcow2" else "raw"
+        above: dict[str, object] = {"driver": format_of(path), "file": file}
+        found = above | {"backing": found} if path.suffix == ".qcow2" else above
+    return f"json:{json.dumps(found, separators=(',', ':'))}"

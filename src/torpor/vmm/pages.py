@@ -1,4 +1,4 @@
-"""Reading the memory that a stopped QEMU changed since it was started.
+"""Reading the memory that a stopped VMM changed since it was started.
 
 The machine's RAM is a private mapping of a file. A page that was written became an anonymous page of the process:
 in /proc/PID/pagemap it is present (bit 63) or swapped (bit 62) and no file page (bit 61); see the kernel's
@@ -52,7 +52,7 @@ def capture(pid: int, ram: Path, ram_bytes: int, writer: RamLayerWriter) -> None
         if exc.errno in FULL or isinstance(exc, PermissionError):
             raise
         raise VmmFailed(
-            f"the memory of QEMU (process {pid}) cannot be read: {exc}",
+            f"the memory of the VMM (process {pid}) cannot be read: {exc}",
             pid=pid,
         ) from exc
 
@@ -107,7 +107,7 @@ def _areas(pid: int, ram: Path, ram_bytes: int) -> list[_Area]:
     mapped = sum(area.end - area.start for area in areas)
     if mapped != ram_bytes or areas[-1].offset + areas[-1].end - areas[-1].start > ram_bytes:
         raise VmmFailed(
-            f"QEMU (process {pid}) maps {mapped} of {ram_bytes} bytes of {ram}", pid=pid
+            f"the VMM (process {pid}) maps {mapped} of {ram_bytes} bytes of {ram}", pid=pid
         )
     return areas
 

@@ -1,0 +1,5 @@
+"""Machines run by Firecracker, on hosts with KVM."""
+
+from torpor.vmm.firecracker.driver import FirecrackerDriver
+
+__all__ = ["FirecrackerDriver"]

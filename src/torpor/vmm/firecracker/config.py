@@ -1,0 +1,96 @@
+"""What Firecracker is told, made from a `MachineSpec` and nothing else.
+
+All names are relative to the machine's own folder: a snapshot remembers them, and goes on in another's. A device that
+is added or taken away here makes another machine: raise `host.MACHINE` with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from torpor.vmm.base import MachineSpec, SavedMachine
+from torpor.vmm.firecracker import network
+
+API_SOCKET = "api.sock"
+MARK = b"--api-sock\0api.sock"
+"""What the argv of each Firecracker has in it."""
+AGENT_SOCKET = "agent.sock"
+AGENT_PORT = 1024
+"""Where the guest agent listens (`torpor_guest.device.VSOCK_PORT`)."""
+CONSOLE = "console.log"
+MEMORY = "ram"
+"""The file that snapshots of the machine are merged into."""
+DEVICES = "devices"
+DISK = "disk"
+"""A link to the active overlay."""
+DISK_ID = "disk0"
+
+_CARD = "eth0"
+_GUEST_CID = 3
+_CMDLINE = "reboot=k pci=off"
+"""A reset by the keyboard controller is what ends the process; there is no PCI bus to look for."""
+
+
+def arguments(binary: Path, name: str) -> list[str]:
+    """Return the argv that starts a Firecracker in a machine's own folder, with nothing in it."""
+    return [
+        str(binary),
+        "--id",
+        name.replace("_", "-")[:64],
+        "--api-sock",
+        API_SOCKET,
+        "--log-path",
+        "../vmm.log",
+        "--level",
+        "Warn",
+    ]
+
+
+def boot(spec: MachineSpec, kernel: Path) -> Iterator[tuple[str, dict[str, object]]]:
+    """Yield what is PUT, in this order, for a machine to boot."""
+    yield (
+        "/machine-config",
+        {
+            "vcpu_count": spec.vcpus,
+            "mem_size_mib": spec.ram_mib,
+            "smt": False,
+            "track_dirty_pages": True,
+        },
+    )
+    yield (
+        "/boot-source",
+        {
+            "kernel_image_path": str(kernel),
+            "initrd_path": str(spec.initrd),
+            "boot_args": f"{spec.cmdline} {_CMDLINE}",
+        },
+    )
+    yield (
+        f"/drives/{DISK_ID}",
+        {
+            "drive_id": DISK_ID,
+            "path_on_host": DISK,
+            "is_root_device": False,  # the command line names it
+            "is_read_only": False,
+            "cache_type": "Writeback",  # what the guest flushes is durable
+            "io_engine": "Sync",
+        },
+    )
+    yield (
+        f"/network-interfaces/{_CARD}",
+        {"iface_id": _CARD, "host_dev_name": network.TAP, "guest_mac": network.MAC},
+    )
+    yield "/vsock", {"guest_cid": _GUEST_CID, "uds_path": AGENT_SOCKET}
+    yield "/entropy", {}
+    yield "/actions", {"action_type": "InstanceStart"}
+
+
+def load(saved: SavedMachine) -> dict[str, object]:
+    """Return what is PUT for a machine to go on, paused."""
+    return {
+        "snapshot_path": str(saved.device_state),
+        "mem_backend": {"backend_type": "File", "backend_path": str(saved.ram_image)},
+        "enable_diff_snapshots": True,
+        "resume_vm": False,
+    }

@@ -1,0 +1,259 @@
+"""The Firecracker driver: start a machine, find it again after our own death, clear away what is left of it.
+
+A machine's folder holds `vmm.json` (who the process is) and `vmm.log` (what Firecracker logged), and `vm/`, which
+belongs to the user that Firecracker runs as: sockets, console, a link to the disk, and the memory of its snapshots. What
+lies in there may be anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from torpor.base.aio import finish
+from torpor.base.fsio import open_plain, write_json
+from torpor.base.proc import ProcessId
+from torpor.errors import DataDamaged, InsufficientResources, VmmFailed
+from torpor.layers.space import full_disk_told
+from torpor.vmm import launch
+from torpor.vmm.base import HostSupport, MachineSpec, SavedMachine
+from torpor.vmm.confine import User
+from torpor.vmm.firecracker import config, disks, host, kernel, network
+from torpor.vmm.firecracker.api import Refused
+from torpor.vmm.firecracker.machine import FirecrackerMachine, link_disk, no_volumes
+
+_LISTENING_S = 60.0
+"""It listens after some milliseconds; a host with all cores busy may need seconds."""
+_LOAD_S = 60.0
+_SAYS_FULL = "No space left"
+
+
+class FirecrackerDriver:
+    """Starts machines with Firecracker."""
+
+    name = "firecracker"
+    disk_suffix = ".raw"
+
+    def __init__(self) -> None:
+        self._host: host.FirecrackerHost | None = None
+
+    async def probe(self) -> HostSupport:
+        """Say whether and how Firecracker works here; never raises."""
+        return await host.probe()
+
+    async def create_overlay(self, path: Path, size_bytes: int) -> None:
+        """Make an empty disk at `path`, which is filled when a machine gets it."""
+        await asyncio.to_thread(disks.make_empty, path, size_bytes)
+
+    async def format_volume(self, path: Path, size_bytes: int) -> None:
+        """Refuse: its machines have no place for volumes yet."""
+        raise no_volumes()
+
+    async def resize_overlay(self, path: Path, size_bytes: int) -> None:
+        """Refuse, as `format_volume`."""
+        raise no_volumes()
+
+    async def merge_disk(self, below: Sequence[Path], layers: Sequence[Path], out: Path) -> None:
+        """Write to `out` the whole disk that `layers` over `below` are."""
+        await asyncio.to_thread(disks.make_empty, out, 0)
+        try:
+            await disks.fill(out, (*below, *layers))
+        except BaseException:
+            await asyncio.to_thread(out.unlink, missing_ok=True)
+            raise
+
+    async def start(self, folder: Path, spec: MachineSpec) -> FirecrackerMachine:
+        """Start `spec` in `folder`; on failure nothing of it runs on.
+
+        Raises:
+            HostNotReady: Firecracker is missing or too old, or KVM cannot be used.
+            VmmFailed: it did not start; facts have the end of its log.
+        """
+        with full_disk_told(f"a machine's files in {folder}"):
+            return await self._launched(folder, spec, None)
+
+    async def restore(
+        self, folder: Path, spec: MachineSpec, saved: SavedMachine
+    ) -> FirecrackerMachine:
+        """Start `spec` in `folder` from `saved`, paused; on failure nothing of it runs on."""
+        with full_disk_told(f"a machine's files in {folder}"):
+            return await self._launched(folder, spec, saved)
+
+    async def _launched(
+        self, folder: Path, spec: MachineSpec, saved: SavedMachine | None
+    ) -> FirecrackerMachine:
+        found = await self._found()
+        _check_offered(spec)
+        image = await kernel.elf_of(spec.kernel) if saved is None else None
+        user = await asyncio.to_thread(launch.prepare, folder, spec)
+        await disks.fill(spec.disk.active, spec.disk.layers)
+        await asyncio.to_thread(_clear_inner, folder / "vm", spec.disk.active)
+        with contextlib.ExitStack() as stack:
+            log = stack.enter_context(await asyncio.to_thread(_open_log, folder))
+            console = stack.enter_context(await asyncio.to_thread(_open_console, folder / "vm"))
+            gate = stack.enter_context(network.gate())
+            process = await launch.start_process(
+                gate.argv(user, config.arguments(found.binary, folder.name)),
+                log=log,
+                out=console,
+                cwd=folder / "vm",
+                pass_fds=gate.theirs,
+            )
+            ram = None if saved is None else saved.ram_image
+            machine = FirecrackerMachine(process, folder, ram, spec.ram_mib << 20)
+            try:
+                await asyncio.gather(
+                    asyncio.to_thread(_record, folder, process, ram, spec.ram_mib << 20),
+                    self._enter(gate, machine, user, spec),
+                )
+                await self._told(machine, spec, saved, image)
+            except BaseException as exc:
+                await finish(self._undone(folder, process), within_s=60.0)
+                if isinstance(exc, VmmFailed):
+                    raise await self._explained(folder, exc, saved) from exc
+                raise
+        return machine
+
+    @staticmethod
+    async def _enter(
+        gate: network.Gate, machine: FirecrackerMachine, user: User | None, spec: MachineSpec
+    ) -> None:
+        """Let a process that waits in its own network have what it is to have there, and go on."""
+        await gate.until_there()
+        await network.make(machine.folder, machine.process.pid, user, spec.network)
+        gate.open()
+
+    @staticmethod
+    async def _undone(folder: Path, process: ProcessId) -> None:
+        await process.kill(within_s=15.0)
+        await network.remove(folder)
+
+    @staticmethod
+    async def _told(
+        machine: FirecrackerMachine,
+        spec: MachineSpec,
+        saved: SavedMachine | None,
+        image: Path | None,
+    ) -> None:
+        api = machine.api
+        await api.until_listening(machine.process.alive, timeout_s=_LISTENING_S)
+        if saved is not None:
+            await api.call("PUT", "/snapshot/load", config.load(saved), timeout_s=_LOAD_S)
+            return
+        assert image is not None
+        for path, body in config.boot(spec, image):
+            await api.call("PUT", path, body, timeout_s=_LOAD_S)
+
+    async def _explained(
+        self, folder: Path, exc: VmmFailed, saved: SavedMachine | None
+    ) -> VmmFailed | InsufficientResources:
+        """Return the failure with what Firecracker logged."""
+        words = await asyncio.to_thread(self.last_words, folder)
+        hint = exc.hint or f"its whole log is {folder / 'vmm.log'}"
+        if saved is not None and isinstance(exc, Refused):
+            hint = "it was saved by another version of Firecracker or on another CPU, or its files are damaged"
+        kind = InsufficientResources if _SAYS_FULL in f"{words} {exc.message}" else VmmFailed
+        return kind(f"Firecracker did not start: {exc.message}", hint=hint, log=words)
+
+    async def adopt(self, folder: Path) -> FirecrackerMachine | None:
+        """Return the machine that runs in `folder`, or None if none does.
+
+        Raises:
+            VmmFailed: its process lives and its control socket does not answer.
+        """
+        record = await asyncio.to_thread(launch.read_record, folder)
+        if record is None or not launch.process_in(record).alive():
+            return None
+        try:
+            image = None if record["ram"] is None else Path(record["ram"])
+            size = int(record["ram_bytes"])
+        except (KeyError, TypeError, ValueError) as exc:
+            raise DataDamaged(f"{folder / launch.RECORD} is not a process record: {exc}") from exc
+        machine = FirecrackerMachine(launch.process_in(record), folder, image, size)
+        await machine.status()
+        return machine
+
+    async def sweep(self, folder: Path) -> None:
+        """End every Firecracker that belongs to `folder`, recorded in it or found by its name."""
+        for identity in await asyncio.to_thread(launch.belonging, folder, config.MARK):
+            await identity.kill(within_s=15.0)
+        await network.remove(folder)
+
+    def console(self, folder: Path) -> Path:
+        """Return the file with the machine's console output."""
+        return folder / "vm" / config.CONSOLE
+
+    def last_words(self, folder: Path) -> str:
+        """Return the last lines of Firecracker's own log. Blocks."""
+        return launch.tail(folder / "vmm.log", lines=12, limit_bytes=8192)
+
+    async def _found(self) -> host.FirecrackerHost:
+        if self._host is None:
+            self._host = await host.find_firecracker()
+        return self._host
+
+
+def _check_offered(spec: MachineSpec) -> None:
+    if spec.volumes:
+        raise no_volumes()
+
+
+def _record(folder: Path, process: ProcessId, ram: Path | None, ram_bytes: int) -> None:
+    """Write who the process is, durably; then it is ours to find again."""
+    record = {
+        "format": 1,
+        "driver": FirecrackerDriver.name,
+        "pid": process.pid,
+        "started_ticks": process.started_ticks,
+        "ram": None if ram is None else str(ram),
+        "ram_bytes": ram_bytes,
+    }
+    write_json(folder / launch.RECORD, record)
+
+
+def _clear_inner(inner: Path, active: Path) -> None:
+    """Remove what an earlier machine left that Firecracker would stumble over, and link to the disk."""
+    for name in (config.API_SOCKET, config.AGENT_SOCKET, config.MEMORY, config.DEVICES):
+        path = inner / name
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        path.unlink(missing_ok=True)
+    link_disk(inner, active)
+
+
+def _open_log(folder: Path) -> BinaryIO:
+    """Open the log, anew each time: Firecracker, which opens it too, begins at its start."""
+    file = (folder / "vmm.log").open("wb")
+    try:
+        os.set_inheritable(file.fileno(), False)
+        if os.geteuid() == 0:
+            owner = (folder / "vm").stat()
+            os.fchown(file.fileno(), owner.st_uid, owner.st_gid)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def _open_console(inner: Path) -> BinaryIO:
+    """Open the console's log to append: the daemon may cut it while Firecracker writes it."""
+    path = inner / config.CONSOLE
+    flags = os.O_WRONLY | os.O_APPEND
+    try:
+        return open_plain(path, flags)
+    except OSError:
+        with contextlib.suppress(FileNotFoundError):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+    fd = os.open(path, flags | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    if os.geteuid() == 0:
+        owner = inner.stat()
+        os.fchown(fd, owner.st_uid, owner.st_gid)
+    return os.fdopen(fd, "wb")

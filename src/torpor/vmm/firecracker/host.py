@@ -1,0 +1,140 @@
+"""Which Firecracker this host has, and whether KVM is real: without that it runs nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from torpor.base.proc import run
+from torpor.errors import HostNotReady, TorporError
+from torpor.vmm import kvm
+from torpor.vmm.base import HostSupport
+from torpor.vmm.firecracker import network
+
+MINIMUM = (1, 12)
+"""First release whose network devices can be given another tap when a snapshot is loaded."""
+
+MACHINE = 1
+"""Which machine `config` makes: RAM that was saved in another cannot go on."""
+
+INSTALLED = Path("/usr/local/lib/torpor/firecracker/firecracker")
+"""Where `torpor host setup` puts it."""
+
+_INSTALL = "sudo torpor host setup"
+
+
+@dataclass(frozen=True, slots=True)
+class FirecrackerHost:
+    """A usable Firecracker on this host."""
+
+    binary: Path
+    version: str
+    reason: str
+
+
+async def find_firecracker() -> FirecrackerHost:
+    """Return the Firecracker to use.
+
+    Raises:
+        HostNotReady: there is none, it is too old, or KVM cannot be used; the hint mends it.
+    """
+    if platform.machine() != "x86_64":
+        raise HostNotReady(
+            f"this host is {platform.machine()}; the Firecracker driver runs on x86_64",
+            hint="use an x86-64 host",
+        )
+    binary = find_binary()
+    version = await _version(binary)
+    if tuple(int(part) for part in version.split(".")[:2]) < MINIMUM:
+        raise HostNotReady(
+            f"{binary} is version {version}; {MINIMUM[0]}.{MINIMUM[1]} or newer is wanted",
+            hint=f"run: {_INSTALL}",
+            version=version,
+        )
+    found = await asyncio.to_thread(kvm.look)
+    if not found.is_real:
+        raise HostNotReady(f"Firecracker needs KVM: {found.reason}", hint=found.fix)
+    network.check()
+    return FirecrackerHost(binary, version, found.reason)
+
+
+def find_binary() -> Path:
+    """Return the program: what `TORPOR_FIRECRACKER` names, else what was set up, else what PATH has.
+
+    Raises:
+        HostNotReady: there is none.
+    """
+    named = os.environ.get("TORPOR_FIRECRACKER")
+    if named:
+        found = shutil.which(named)
+        if found is None:
+            raise HostNotReady(
+                f"TORPOR_FIRECRACKER names {named}, which is no program",
+                hint="let it name the firecracker binary, or unset it",
+            )
+        return Path(found).absolute()
+    found = shutil.which(INSTALLED) or shutil.which("firecracker")
+    if found is None:
+        raise HostNotReady("Firecracker is not installed", hint=f"run: {_INSTALL}")
+    return Path(found).absolute()
+
+
+async def probe() -> HostSupport:
+    """Say whether the Firecracker driver works here and how; never raises."""
+    try:
+        host = await find_firecracker()
+    except TorporError as exc:
+        return HostSupport(
+            "firecracker",
+            False,
+            None,
+            None,
+            None,
+            exc.message,
+            exc.hint,
+            networks=network.offered(),
+        )
+    cpu = await asyncio.to_thread(kvm.cpu_identity)
+    return HostSupport(
+        "firecracker",
+        True,
+        host.version,
+        "kvm",
+        cpu,
+        host.reason,
+        machine=MACHINE,
+        networks=network.offered(),
+    )
+
+
+_versions: dict[tuple[str, int, int, int], str] = {}
+"""What a binary said its version is, by path, inode, size and time of change."""
+
+
+async def _version(binary: Path) -> str:
+    found = await asyncio.to_thread(binary.stat)
+    key = (str(binary), found.st_ino, found.st_size, found.st_mtime_ns)
+    if key not in _versions:
+        _versions[key] = await _ask_version(binary)
+    return _versions[key]
+
+
+async def _ask_version(binary: Path) -> str:
+    try:
+        done = await run([str(binary), "--version"], timeout_s=20)
+    except (TorporError, OSError) as exc:
+        raise HostNotReady(
+            f"{binary} is no Firecracker that runs here: {exc}", hint=f"run: {_INSTALL}"
+        ) from exc
+    match = re.search(r"Firecracker v(\d+\.\d+\.\d+)", done.stdout.decode("utf-8", "replace"))
+    if match is None:
+        raise HostNotReady(
+            f"{binary} --version said nothing that is a version of Firecracker",
+            hint=f"run: {_INSTALL}",
+        )
+    return match.group(1)

@@ -1,0 +1,270 @@
+"""One Firecracker process, driven over its control socket."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from torpor.base.aio import finish
+from torpor.base.fsio import open_plain
+from torpor.base.proc import ProcessId
+from torpor.base.units import MIB
+from torpor.errors import InsufficientResources, NotOffered, VmmFailed
+from torpor.layers.ram import PAGE, RamLayer, RamLayerWriter
+from torpor.layers.space import full_disk_told
+from torpor.vmm.base import VmmStatus, VolumeDisk
+from torpor.vmm.firecracker import config, disks
+from torpor.vmm.firecracker.api import Api
+from torpor.vmm.firecracker.memory import add_changed
+from torpor.vmm.handing import give_to_vmm, take_over
+from torpor.vmm.pages import changed_pages
+
+_DEVICES_MOST = 64 * MIB
+"""State of CPUs and devices: 20 KB was seen."""
+_SAVE_S = 60.0
+_SAVE_S_PER_GIB = 30.0
+"""A first snapshot has all memory that the machine touched; slow disks take their time."""
+_CONSOLE_LOOK_S = 1.0
+_CONSOLE_END_BYTES = 4096
+_POWERED_DOWN = b"reboot: Power down"
+"""The kernel's last words. Firecracker has no power to switch off, and would wait for ever."""
+_FULL = "No space left on device"
+
+
+class FirecrackerMachine:
+    """A running Firecracker. Closing this object ends nothing; the machine goes on without us."""
+
+    def __init__(
+        self, process: ProcessId, folder: Path, image: Path | None, ram_bytes: int
+    ) -> None:
+        self._process = process
+        self._folder = folder
+        self._inner = folder / "vm"
+        self._image = image
+        self._ram_bytes = ram_bytes
+        self.api = Api(self._inner / config.API_SOCKET, process.pid)
+
+    @property
+    def process(self) -> ProcessId:
+        """Firecracker's process."""
+        return self._process
+
+    @property
+    def folder(self) -> Path:
+        """The machine's folder."""
+        return self._folder
+
+    @property
+    def agent_socket(self) -> Path:
+        """The socket that leads to the guest's vsock."""
+        return self._inner / config.AGENT_SOCKET
+
+    @property
+    def agent_port(self) -> int:
+        """Where the agent listens."""
+        return config.AGENT_PORT
+
+    @property
+    def snapshots_cut(self) -> bool:
+        """A snapshot resets the guest's vsock."""
+        return True
+
+    async def status(self) -> VmmStatus:
+        """Return `running`, `paused` or `ended`. Raises `VmmFailed` when it lives but does not answer."""
+        if not self._process.alive():
+            return "ended"
+        try:
+            answer = await self.api.call("GET", "/", timeout_s=5.0)
+        except VmmFailed:
+            if not self._process.alive():
+                return "ended"
+            raise
+        is_running = isinstance(answer, dict) and answer.get("state") == "Running"
+        return "running" if is_running else "paused"
+
+    async def pause(self, *, timeout_s: float = 5.0) -> None:
+        """Stop the vCPUs. Idempotent. On `VmmFailed` the machine runs on or has ended."""
+        await self.api.call("PATCH", "/vm", {"state": "Paused"}, timeout_s=timeout_s)
+
+    async def resume(self, *, timeout_s: float = 5.0) -> None:
+        """Let the vCPUs run. Idempotent."""
+        await self.api.call("PATCH", "/vm", {"state": "Resumed"}, timeout_s=timeout_s)
+
+    async def save_devices(self) -> Path:
+        """Write the devices' state of a paused machine to a file in its folder and return it.
+
+        Its memory is written in the same call, for `save_ram`; see `memory`.
+        """
+        written, path = self._inner / config.DEVICES, self._folder / "devices"
+        try:
+            await asyncio.to_thread(written.unlink, missing_ok=True)
+            await self.api.call(
+                "PUT",
+                "/snapshot/create",
+                {
+                    "snapshot_type": "Diff",
+                    "snapshot_path": config.DEVICES,
+                    "mem_file_path": config.MEMORY,
+                },
+                timeout_s=_SAVE_S + _SAVE_S_PER_GIB * self._ram_bytes / 2**30,
+            )
+            with full_disk_told(str(path)):
+                await asyncio.to_thread(take_over, written, path, limit_bytes=_DEVICES_MOST)
+        except (VmmFailed, OSError) as exc:
+            await asyncio.to_thread(written.unlink, missing_ok=True)
+            if isinstance(exc, VmmFailed) and _FULL not in exc.message:
+                raise
+            if isinstance(exc, VmmFailed):
+                raise InsufficientResources(
+                    f"no disk space for the memory and devices of {self._folder}",
+                    hint="free disk space",
+                    path=path,
+                ) from exc
+            raise VmmFailed(f"Firecracker's {written} cannot be used: {exc}") from exc
+        return path
+
+    async def changed_bytes(self) -> int:
+        """Return at most how many bytes `save_devices` and `save_ram` would write now."""
+
+        def count() -> int:
+            most = 2 * self._ram_bytes  # Firecracker's file, and the layer that is made of it
+            if self._image is None:
+                return most
+            try:
+                pages = changed_pages(self._process.pid, self._image, self._ram_bytes)
+            except (OSError, VmmFailed):
+                return most
+            return 2 * len(pages) * PAGE
+
+        return await asyncio.to_thread(count)
+
+    async def save_ram(self, path: Path, previous: Sequence[Path] = ()) -> RamLayer:
+        """Write the pages that changed until `save_devices` since the machine's start, or `previous`, to `path`."""
+        with full_disk_told(f"the RAM layer {path}"):
+            try:
+                return await asyncio.to_thread(self._save_ram, path, previous)
+            except OSError as exc:
+                if exc.errno is None or isinstance(exc, PermissionError):
+                    raise VmmFailed(
+                        f"the memory of Firecracker (process {self._process.pid}) cannot be read: {exc}",
+                        hint="the daemon must be root or the user that Firecracker runs as",
+                        pid=self._process.pid,
+                    ) from exc
+                raise
+
+    def _save_ram(self, path: Path, previous: Sequence[Path]) -> RamLayer:
+        changed = None
+        if self._image is not None:
+            changed = changed_pages(self._process.pid, self._image, self._ram_bytes)
+        with RamLayerWriter(path, self._ram_bytes, previous) as writer:
+            add_changed(self._inner / config.MEMORY, self._ram_bytes, changed, writer)
+            return writer.finish(sync=False)
+
+    async def switch_disk(self, overlay: Path) -> None:
+        """Send all further writes to `overlay`, which becomes a clone of the disk that was written until now."""
+        before = await asyncio.to_thread(self._active)
+        await asyncio.to_thread(give_to_vmm, self._folder, overlay)
+        await disks.fill(overlay, (before,))
+        await asyncio.to_thread(link_disk, self._inner, overlay)
+        try:
+            await self.api.call(
+                "PATCH",
+                f"/drives/{config.DISK_ID}",
+                {"drive_id": config.DISK_ID, "path_on_host": config.DISK},
+                timeout_s=30.0,
+            )
+        except BaseException:
+            await finish(asyncio.to_thread(link_disk, self._inner, before), within_s=30.0)
+            raise
+
+    async def active_disk(self) -> str:
+        """Return the name of the overlay that takes the machine's writes."""
+        return (await asyncio.to_thread(self._active)).stem
+
+    def _active(self) -> Path:
+        """Return the disk that Firecracker has open, as the kernel says: its link may lead there only soon."""
+        try:
+            for entry in Path(f"/proc/{self._process.pid}/fd").iterdir():
+                with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                    target = entry.readlink()
+                    if target.suffix == ".raw":
+                        return target
+        except OSError as exc:
+            raise VmmFailed(
+                f"the files of Firecracker (process {self._process.pid}) cannot be looked at: {exc}",
+                pid=self._process.pid,
+            ) from exc
+        raise VmmFailed(
+            f"Firecracker (process {self._process.pid}) has no root disk", pid=self._process.pid
+        )
+
+    async def attach_volume(self, disk: VolumeDisk) -> None:
+        """Refuse: its machines have no place for volumes yet."""
+        raise no_volumes()
+
+    async def detach_volume(self, slot: int) -> None:
+        """Do nothing: there are none."""
+
+    async def switch_volume(self, slot: int, overlay: Path) -> None:
+        """Refuse, as `attach_volume`."""
+        raise no_volumes()
+
+    async def resize_volume(self, slot: int, size_bytes: int) -> None:
+        """Refuse, as `attach_volume`."""
+        raise no_volumes()
+
+    async def volumes(self) -> Mapping[int, str]:
+        """Return nothing: there are none."""
+        return {}
+
+    async def kill(self) -> None:
+        """End Firecracker at once; returns when it is gone."""
+        await self._process.kill(within_s=15.0)
+
+    async def wait(self) -> None:
+        """Return when Firecracker has ended; once the guest has powered off, it is ended."""
+        ended = asyncio.get_running_loop().create_task(self._process.wait())
+        try:
+            seen = 0
+            while not ended.done():
+                await asyncio.wait({ended}, timeout=_CONSOLE_LOOK_S)
+                seen = await asyncio.to_thread(self._console_size, seen)
+                if seen < 0:
+                    await self._process.kill(within_s=15.0)
+            await ended
+        finally:
+            ended.cancel()
+
+    def _console_size(self, seen: int) -> int:
+        """Return the size of the console's log; -1 when it is another than `seen` and ends with a power-off."""
+        try:
+            with open_plain(self._inner / config.CONSOLE, os.O_RDONLY) as file:
+                size = os.fstat(file.fileno()).st_size
+                if size == seen:
+                    return size
+                file.seek(max(0, size - _CONSOLE_END_BYTES))
+                return -1 if _POWERED_DOWN in file.read(_CONSOLE_END_BYTES) else size
+        except OSError:  # not there, or no log
+            return seen
+
+    async def aclose(self) -> None:
+        """Do nothing: each call has a connection of its own."""
+
+
+def link_disk(inner: Path, active: Path) -> None:
+    """Let the machine's name for its disk lead to `active`. Blocks."""
+    link, fresh = inner / config.DISK, inner / f".{config.DISK}"
+    fresh.unlink(missing_ok=True)
+    fresh.symlink_to(active)
+    fresh.rename(link)
+
+
+def no_volumes() -> NotOffered:
+    """Return the error for what is asked about volumes."""
+    return NotOffered(
+        "machines of the Firecracker driver have no volumes yet",
+        hint="let TORPOR_DRIVER=qemu be set for the daemon",
+    )
