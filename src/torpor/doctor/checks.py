@@ -129,7 +129,7 @@ async def check_driver(home: Home, given: Driver | None) -> list[Check]:
                 support.fix,
             ),
         ]
-    program = Check(driver.name, "ok", f"version {support.version}", _WANTED[driver.name])
+    program = Check(driver.name, "ok", f"version {support.version}", _WANTED.get(driver.name, ""))
     fast = support.accel == "kvm"
     advice = "use a host with hardware virtualisation, and this user in the group kvm"
     return [

@@ -22,9 +22,6 @@ MINIMUM = (1, 12)
 MACHINE = 1
 """Which machine `config` makes: RAM that was saved in another cannot go on."""
 
-INSTALLED = Path("/usr/local/lib/torpor/firecracker/firecracker")
-"""Where `torpor host setup` puts it."""
-
 _INSTALL = "sudo torpor host setup"
 
 
@@ -64,7 +61,7 @@ async def find_firecracker() -> FirecrackerHost:
 
 
 def find_binary() -> Path:
-    """Return the program: what `TORPOR_FIRECRACKER` names, else what was set up, else what PATH has.
+    """Return the program: what `TORPOR_FIRECRACKER` names, else what PATH or the folders of `torpor host setup` have.
 
     Raises:
         HostNotReady: there is none.
@@ -78,7 +75,8 @@ def find_binary() -> Path:
                 hint="let it name the firecracker binary, or unset it",
             )
         return Path(found).absolute()
-    found = shutil.which(INSTALLED) or shutil.which("firecracker")
+    places = (os.environ.get("PATH", ""), "/usr/local/bin", str(Path.home() / ".local/bin"))
+    found = shutil.which("firecracker", path=os.pathsep.join(places))
     if found is None:
         raise HostNotReady("Firecracker is not installed", hint=f"run: {_INSTALL}")
     return Path(found).absolute()
