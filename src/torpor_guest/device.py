@@ -223,7 +223,9 @@ async def serve_host(owner: Owner, attach: Attach) -> None:
         await asyncio.sleep(0.1)
 
 
-async def serve_vsock(listener: socket.socket, owner: Owner, attach: Attach) -> None:
+async def serve_vsock(
+    listener: socket.socket, owner: Owner, attach: Attach, *, host: object = _HOST_CID
+) -> None:
     """Serve one host connection after the other; a new one takes the place of the one before.
 
     A snapshot cuts the connection of the machine that it is taken of, and of all that go on from it; the listener
@@ -235,20 +237,20 @@ async def serve_vsock(listener: socket.socket, owner: Owner, attach: Attach) -> 
     try:
         while True:
             link, address = await loop.sock_accept(listener)
-            if address[0] != _HOST_CID:
+            if address[0] != host:
                 link.close()
                 continue
             if serving is not None:
                 await _stopped(serving)
-            serving = loop.create_task(_serve_link(link.detach(), owner, attach))
+            serving = loop.create_task(_serve_link(link, owner, attach))
     finally:
         if serving is not None:
             await _stopped(serving)
 
 
-async def _serve_link(fd: int, owner: Owner, attach: Attach) -> None:
+async def _serve_link(link: socket.socket, owner: Owner, attach: Attach) -> None:
     try:
-        await _serve_fd(fd, owner, attach, is_port=False)
+        await _serve_fd(link.detach(), owner, attach, is_port=False)
     except (
         OSError
     ) as exc:  # a connection that broke in a way of its own; the next is served all the same
@@ -305,6 +307,6 @@ async def _serve_fd(fd: int, owner: Owner, attach: Attach, *, is_port: bool) -> 
     device = Device(fd, owner, is_port=is_port)
     try:
         attach(device)
-        await device.closed
+        await asyncio.shield(device.closed)  # whoever ends us does not end that: it is closed below
     finally:
         device.close()

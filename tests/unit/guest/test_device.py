@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import struct
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -143,3 +144,53 @@ def test_the_port_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.Monke
         (tmp_path / f"vport0p{number}").mkdir()
         (tmp_path / f"vport0p{number}/name").write_text(f"{name}\n")
     assert find_port() == Path("/dev/vport0p2")
+
+
+async def _heard(owner: Owner, data: bytes) -> None:
+    async with asyncio.timeout(5):
+        while bytes(owner.data) != data:
+            owner.news.clear()
+            await owner.news.wait()
+
+
+async def test_a_listener_serves_the_newest_connection_of_the_host_alone() -> None:
+    """As vsock does; a snapshot resets what was connected, and a host that was lost leaves it open."""
+    loop, owner, attached = asyncio.get_running_loop(), Owner(), list[Device]()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        place = listener.getsockname()
+        serving = loop.create_task(
+            device.serve_vsock(listener, owner, attached.append, host="127.0.0.1")
+        )
+        one = socket.create_connection(place)
+        one.sendall(b"one")
+        await _heard(owner, b"one")
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        one.close()  # a reset
+        two = socket.create_connection(place)
+        two.sendall(b"two")
+        await _heard(owner, b"onetwo")
+        left = owner.left
+        assert left >= 1
+        three = socket.create_connection(place)  # and the second is still open
+        three.sendall(b"three")
+        await _heard(owner, b"onetwothree")
+        assert owner.left > left
+        two.setblocking(False)
+        assert two.recv(1) == b"", "it was closed for the third"
+        attached[-1].write(b"answer")
+        three.setblocking(False)
+        assert await loop.sock_recv(three, 100) == b"answer"
+        serving.cancel()
+        await asyncio.wait({serving})
+        assert len(attached) == 3
+        strangers = loop.create_task(
+            device.serve_vsock(listener, owner, attached.append, host="192.0.2.1")
+        )
+        four = socket.create_connection(place)
+        four.setblocking(False)
+        assert await loop.sock_recv(four, 1) == b"", "a program in the machine is not the host"
+        strangers.cancel()
+        await asyncio.wait({strangers})
+        assert len(attached) == 3
+        for link in (two, three, four):
+            link.close()
