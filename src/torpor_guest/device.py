@@ -31,7 +31,7 @@ _READ_BYTES = 64 << 10
 _TURN_BYTES = 64 << 10
 _CLOGGED_BYTES = 256 << 10
 _JOIN_BYTES = 32 << 10
-_AWAY_ERRNOS = (errno.EPIPE, errno.ECONNRESET)
+_AWAY_ERRNOS = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN)  # the last: vsock after a reset
 _log = logging.getLogger("torpor")
 _AWAY_CHECK_S = 1.0
 """How often a port whose host end is closed is read again, should a wake-up have been missed."""

@@ -15,11 +15,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from torpor.base import proc
 from torpor.errors import HostNotReady, InsufficientResources, VmmFailed
 from torpor.layers.ram import PAGE, RamLayerWriter, compose
 from torpor.vmm import kvm
 from torpor.vmm.firecracker import disks, host, kernel, network
 from torpor.vmm.firecracker.api import Api, Refused
+from torpor.vmm.firecracker.machine import FirecrackerMachine
 from torpor.vmm.firecracker.memory import add_changed
 
 Answer = Callable[[bytes], bytes]
@@ -314,3 +316,27 @@ def test_a_resolver_that_only_the_host_reaches_is_not_given_to_guests(tmp_path: 
     two.write_text("nameserver 192.0.2.7\n")
     assert network._resolver((one, two)) == "192.0.2.7"
     assert network._resolver((one, tmp_path / "none")) is None
+
+
+@pytest.mark.parametrize("words", ["reboot: Power off not available: System halted instead", ""])
+def test_a_machine_that_powered_off_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    monkeypatch.setattr("torpor.vmm.firecracker.machine._CONSOLE_LOOK_S", 0.01)
+    (tmp_path / "vm").mkdir()
+    (tmp_path / "vm/console.log").write_text(f"[    2.0] init\n[  269.0] {words}\n")
+
+    async def main() -> bool:
+        with (tmp_path / "log").open("wb") as log:
+            process = proc.start_detached(["sleep", "100"], log=log)
+        machine = FirecrackerMachine(process, tmp_path, None, 1 << 20)
+        try:
+            async with asyncio.timeout(10 if words else 0.3):
+                await machine.wait()
+        except TimeoutError:
+            pass
+        lives = process.alive()
+        await machine.kill()
+        return lives
+
+    assert asyncio.run(main()) is (not words)

@@ -33,7 +33,11 @@ _DIFFS_OF_SLOTS = (1, 14, 1)
 """From this version on a diff of memory that does not lie in one piece is right (Firecracker's #5705)."""
 _CONSOLE_LOOK_S = 1.0
 _CONSOLE_END_BYTES = 4096
-_POWERED_DOWN = b"reboot: Power down"
+_POWERED_DOWN = (
+    b"reboot: Power off not available",
+    b"reboot: Power down",
+    b"reboot: System halted",
+)
 """The kernel's last words. Firecracker has no power to switch off, and would wait for ever."""
 _FULL = "No space left on device"
 
@@ -259,7 +263,8 @@ class FirecrackerMachine:
                 if size == seen:
                     return size
                 file.seek(max(0, size - _CONSOLE_END_BYTES))
-                return -1 if _POWERED_DOWN in file.read(_CONSOLE_END_BYTES) else size
+                end = file.read(_CONSOLE_END_BYTES)
+                return -1 if any(words in end for words in _POWERED_DOWN) else size
         except OSError:  # not there, or no log
             return seen
 
