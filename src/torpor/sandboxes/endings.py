@@ -6,8 +6,8 @@ from torpor.model import SandboxInfo, SandboxState
 from torpor.sandboxes import folder as files
 from torpor.sandboxes.parts import Parts
 
-_POWERED_DOWN = "reboot: Power down"
-"""The kernel's last words when a machine powers itself off."""
+_POWERED_DOWN = ("reboot: Power down", "reboot: Power off not available", "reboot: System halted")
+"""The kernel's last words when a machine powers itself off; the later ones where there is no power to switch."""
 _RESTARTED = "reboot: Restarting system"
 """And when it reboots, which ends a machine that went on from a snapshot."""
 
@@ -16,7 +16,7 @@ def verdict(parts: Parts, info: SandboxInfo) -> tuple[SandboxState, str | None]:
     """Return the state of a sandbox whose machine ended by itself, and the reason. Blocks."""
     folder = files.folder_of(parts.home, info.id)
     console = files.console_tail(parts.driver.console(folder))
-    if _POWERED_DOWN in console:
+    if any(words in console for words in _POWERED_DOWN):
         return SandboxState.STOPPED, None
     if _RESTARTED in console:
         why = (
