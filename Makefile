@@ -8,10 +8,10 @@ BIN := .venv/bin
 SOURCE ?=
 PYTEST_ARGS ?=
 
-.PHONY: help install demo test test-rig test-kvm check lint unit slow faults bench lock openapi clean
+.PHONY: help install demo test test-rig test-kvm test-firecracker check lint unit slow faults bench lock openapi clean
 
 help: ## List these commands
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: ## Install system packages, .venv and the package
 	@scripts/bootstrap
@@ -31,6 +31,9 @@ test-rig: ## Run the suite of drivers that need KVM in an emulated host that has
 test-kvm: ## Run the same suite on this host, which needs KVM
 	@scripts/bootstrap --dev
 	@$(BIN)/python -m pytest -m kvm tests/kvm $(PYTEST_ARGS)
+
+test-firecracker: ## Run it with Firecracker and with QEMU (torpor host setup installs the former)
+	@TORPOR_TEST_DRIVERS=firecracker,qemu $(MAKE) --no-print-directory test-kvm
 
 check: lint unit ## Run format, lint, import contracts, types, spelling and unit tests
 

@@ -66,6 +66,7 @@ COMMANDS: dict[str, Lazy] = {
     "template": Lazy("torpor.cli.templates", "app", "Build and look after templates."),
     "memory": Lazy("torpor.cli.memory", "app", "What agents know: look, correct, forget."),
     "doctor": Lazy("torpor.cli.system", "doctor", "Say what this host has and what is missing."),
+    "host": Lazy("torpor.cli.host", "app", "Make this host ready for Firecracker."),
     "demo": Lazy(
         "torpor.cli.demo", "demo", "Do the main job on a real source tree and show the times."
     ),
