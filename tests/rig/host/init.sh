@@ -13,7 +13,7 @@ echo '+cpu +memory +pids' >/sys/fs/cgroup/cgroup.subtree_control
 hostname rig
 ip link set lo up
 ulimit -n 65536
-for module in kvm_amd xfs tun virtio_console; do modprobe "$module"; done
+for module in kvm_amd xfs tun loop virtio_console; do modprobe "$module"; done
 chmod 0666 /dev/kvm /dev/net/tun
 # what is written goes to an empty disk; the template's disk is only read
 mkfs.xfs -q -m reflink=1 /dev/vdb
