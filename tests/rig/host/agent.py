@@ -159,16 +159,24 @@ def follow(port: Port, child: subprocess.Popen[bytes], output: int, until: float
             if data := os.read(output, 1 << 16):
                 port.send({"out": base64.b64encode(data).decode()})
                 continue
-            return child.wait(timeout=max(1.0, until - time.monotonic()))
+            return ended(child, until)
         if port.fd in ready:
             port.fill()
             if b"\n" in port.buffer and "stop" in port.line():
                 return 130
-        status = child.poll()
-        if status is not None:
-            return status if status >= 0 else 128 - status
+        if child.poll() is not None:
+            return ended(child, until)
         if time.monotonic() > until:
             return LATE
+
+
+def ended(child: subprocess.Popen[bytes], until: float) -> int:
+    """Return the end of a command that says no more, as a shell would."""
+    try:
+        status = child.wait(timeout=max(1.0, until - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        return LATE
+    return status if status >= 0 else 128 - status
 
 
 if __name__ == "__main__":
