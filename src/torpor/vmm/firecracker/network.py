@@ -192,18 +192,24 @@ def _let_host_forward() -> None:
 
 def _outside(folder: Path, inner: IPv4Address) -> str:
     return (
-        f"table ip {_table(folder)} {{ chain out {{ type nat hook postrouting priority srcnat; "
-        f"ip saddr {inner} masquerade; }} }}\n"
+        f"table ip {_table(folder)} {{\n"
+        "chain leaving {\ntype nat hook postrouting priority srcnat\n"
+        f"ip saddr {inner} masquerade\n}}\n}}\n"
     )
 
 
 def _inside(resolver: str | None) -> str:
     """Return the rules of the namespace: the guest is one address outside, and finds a resolver where QEMU has it."""
-    dns = f"ip daddr 10.0.2.3 udp dport 53 dnat to {resolver}; " if resolver else ""
-    dns += f"ip daddr 10.0.2.3 tcp dport 53 dnat to {resolver}; " if resolver else ""
+    dns = "".join(
+        f"ip daddr 10.0.2.3 {protocol} dport 53 dnat to {resolver}\n"
+        for protocol in ("udp", "tcp")
+        if resolver
+    )
     return (
-        f"table ip torpor {{ chain in {{ type nat hook prerouting priority dstnat; {dns}}}\n"
-        "chain out { type nat hook postrouting priority srcnat; oifname out masquerade; } }"
+        "table ip torpor {\n"
+        f"chain asking {{\ntype nat hook prerouting priority dstnat\n{dns}}}\n"
+        "chain leaving {\ntype nat hook postrouting priority srcnat\n"
+        'oifname "out" masquerade\n}\n}'
     )
 
 
