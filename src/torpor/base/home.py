@@ -57,6 +57,11 @@ class Home:
         return self.root / "drills"
 
     @property
+    def driver(self) -> Path:
+        """Names the driver that its machines have; see `torpor.vmm.choose`."""
+        return self.root / "driver"
+
+    @property
     def socket(self) -> Path:
         """The daemon's Unix socket, mode 0600."""
         return self.root / "torpord.sock"

@@ -81,7 +81,7 @@ from torpor.sandboxes.volume_capture import check_mode
 from torpor.sandboxes.volume_engine import EngineVolumes
 from torpor.sandboxes.warm import WarmTemplates
 from torpor.templates import TemplateStore
-from torpor.vmm.choose import choose_driver
+from torpor.vmm.choose import choose_driver, remember
 from torpor.volumes.desk import VolumeDesk
 from torpor.volumes.quota import VolumeQuota
 from torpor.volumes.shelf import VolumeShelf
@@ -104,8 +104,9 @@ def open_engine(home: Home, *, take_inventory: TakeInventory | None = None) -> E
     """
     quota, volume_quota = Quota.of(os.environ), VolumeQuota.of(os.environ)
     home.prepare()
-    database = Database.open(home.database)
     choice = choose_driver(home)
+    database = Database.open(home.database)
+    remember(home, choice)
     driver = choice.driver
     log.info("machines have the driver %s: %s", driver.name, choice.reason)
     connecting: ConnectGuest = connect

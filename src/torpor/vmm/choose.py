@@ -1,16 +1,23 @@
-"""Which driver a home's machines have: the one that `TORPOR_DRIVER` names, or the fastest that works here."""
+"""Which driver a home's machines have: the one that `TORPOR_DRIVER` names, or the fastest that works here.
+
+What sleeps in a home, and its snapshots, can go on with their own driver only, and volumes are QEMU's. So a home keeps
+the driver that it began with until `TORPOR_DRIVER` names another.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from torpor.base.fsio import write_atomic
 from torpor.base.home import Home
 from torpor.errors import DataDamaged, HostNotReady, InvalidRequest
-from torpor.vmm import kvm, launch
+from torpor.vmm import launch
 from torpor.vmm.base import Driver
 from torpor.vmm.firecracker import FirecrackerDriver
-from torpor.vmm.firecracker.host import find_binary
+from torpor.vmm.firecracker import host as firecracker_host
 from torpor.vmm.qemu import QemuDriver
 
 SETTING = "TORPOR_DRIVER"
@@ -23,6 +30,8 @@ class Choice:
 
     driver: Driver
     reason: str
+    is_asked: bool = False
+    """Whether `TORPOR_DRIVER` names it."""
 
 
 def choose_driver(home: Home) -> Choice:
@@ -41,31 +50,59 @@ def choose_driver(home: Home) -> Choice:
         )
     living = _of_living(home)
     if wish == "auto":
-        name, reason = (living, f"machines of it run in {home.root}") if living else _fastest()
+        name, reason = (living, f"machines of it run in {home.root}") if living else _kept(home)
         return Choice(_made(name), reason)
     if living not in (None, wish):
         raise HostNotReady(
             f"{SETTING} asks for {wish}, and machines of {living} run in {home.root}",
             hint=f"hibernate or delete them first, with {SETTING}={living}",
         )
-    return Choice(_made(wish), f"{SETTING} asks for it")
+    return Choice(_made(wish), f"{SETTING} asks for it", is_asked=True)
+
+
+def remember(home: Home, choice: Choice) -> None:
+    """Let `home` keep this driver, if it has none yet or was asked to have it. Blocks."""
+    if choice.is_asked or not home.driver.exists():
+        write_atomic(home.driver, f"{choice.driver.name}\n".encode())
 
 
 def _made(name: str) -> Driver:
     return FirecrackerDriver() if name == "firecracker" else QemuDriver()
 
 
+def _kept(home: Home) -> tuple[str, str]:
+    """Return the driver that `home` has had, or the fastest; QEMU where that cannot be used."""
+    name, reason = _fastest()
+    had = _had(home)
+    if name == "firecracker" and had == "qemu":
+        return had, f"it is what {home.root} began with; {SETTING}=firecracker changes that"
+    if name == "qemu" and had == "firecracker":
+        reason += f"; what sleeps in {home.root} is Firecracker's and waits for it"
+    return name, reason
+
+
+def _had(home: Home) -> str | None:
+    """Return the driver that `home` has had; None for a new home. The first homes did not say."""
+    try:
+        found = home.driver.read_text(errors="replace").strip()
+    except FileNotFoundError:
+        found = ""
+    if found in _NAMES[1:]:
+        return found
+    return "qemu" if home.database.exists() else None
+
+
 def _fastest() -> tuple[str, str]:
+    """Return the fastest driver with which all that is asked for by default works here, and why it is that one."""
     if os.environ.get("TORPOR_ACCEL") == "tcg":
         return "qemu", "TORPOR_ACCEL=tcg asks for emulation"
-    found = kvm.look()
-    if not found.is_real:
-        return "qemu", found.reason
-    try:
-        binary = find_binary()
-    except HostNotReady as exc:
-        return "qemu", exc.message
-    return "firecracker", f"{found.reason}, and {binary} is there"
+    with ThreadPoolExecutor(1) as elsewhere:  # an event loop may run in this thread
+        found = elsewhere.submit(asyncio.run, firecracker_host.probe()).result()
+    if not found.usable:
+        return "qemu", f"Firecracker cannot be used: {found.reason}"
+    if "user" not in found.networks:
+        return "qemu", "machines of Firecracker reach a network only where the daemon is root"
+    return "firecracker", f"{found.reason}, and Firecracker {found.version} is there"
 
 
 def _of_living(home: Home) -> str | None:

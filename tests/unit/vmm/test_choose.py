@@ -12,7 +12,8 @@ from torpor.base.home import Home
 from torpor.base.proc import ProcessId
 from torpor.errors import HostNotReady, InvalidRequest
 from torpor.vmm import kvm
-from torpor.vmm.choose import choose_driver
+from torpor.vmm.choose import choose_driver, remember
+from torpor.vmm.firecracker import network
 
 
 @pytest.fixture
@@ -28,10 +29,16 @@ def real_kvm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("TORPOR_DRIVER", "TORPOR_ACCEL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(kvm, "look", lambda: kvm.Kvm(True, "/dev/kvm is driven by kvm_amd"))
-    program = tmp_path / "fc"
-    program.write_text("#!/bin/sh\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("TORPOR_FIRECRACKER", str(program))
+    monkeypatch.setattr(network, "check", lambda: None)
+    monkeypatch.setattr(network, "offered", lambda: frozenset({"none", "user"}))
+    monkeypatch.setenv("TORPOR_FIRECRACKER", str(_program(tmp_path / "fc", "1.12.1")))
+
+
+def _program(path: Path, version: str) -> Path:
+    """Make a program that says it is a Firecracker."""
+    path.write_text(f"#!/bin/sh\necho Firecracker v{version}\n")
+    path.chmod(0o755)
+    return path
 
 
 def _machine(home: Home, *, driver: str | None, ticks: int | None = None) -> None:
@@ -62,7 +69,55 @@ def test_without_kvm_or_program_it_is_qemu_and_said_why(
     assert (choice.driver.name, "which is no program" in choice.reason) == ("qemu", True)
     monkeypatch.setattr(kvm, "look", lambda: kvm.Kvm(False, "/dev/kvm does not exist"))
     choice = choose_driver(home)
-    assert (choice.driver.name, choice.reason) == ("qemu", "/dev/kvm does not exist")
+    assert (choice.driver.name, "which is no program" in choice.reason) == ("qemu", True)
+    monkeypatch.setenv("TORPOR_FIRECRACKER", str(_program(tmp_path / "old", "1.11.9")))
+    choice = choose_driver(home)
+    assert (choice.driver.name, "is version 1.11.9; 1.12 or newer" in choice.reason) == (
+        "qemu",
+        True,
+    )
+    monkeypatch.setenv("TORPOR_FIRECRACKER", str(_program(tmp_path / "new", "1.13.0")))
+    choice = choose_driver(home)
+    assert (choice.driver.name, "/dev/kvm does not exist" in choice.reason) == ("qemu", True)
+
+
+def test_without_root_it_is_qemu_as_machines_have_a_network_by_default(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network, "offered", lambda: frozenset({"none"}))
+    choice = choose_driver(home)
+    assert (choice.driver.name, "root" in choice.reason) == ("qemu", True)
+
+
+def test_a_home_keeps_the_driver_that_it_began_with(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORPOR_ACCEL", "tcg")
+    remember(home, choose_driver(home))
+    monkeypatch.delenv("TORPOR_ACCEL")
+    choice = choose_driver(home)
+    assert choice.driver.name == "qemu"
+    assert "TORPOR_DRIVER=firecracker changes that" in choice.reason
+    remember(home, choice)
+    monkeypatch.setenv("TORPOR_DRIVER", "firecracker")
+    remember(home, choose_driver(home))
+    monkeypatch.delenv("TORPOR_DRIVER")
+    assert choose_driver(home).driver.name == "firecracker", "it was asked to change"
+    monkeypatch.setattr(kvm, "look", lambda: kvm.Kvm(False, "the module is gone"))
+    choice = choose_driver(home)
+    assert choice.driver.name == "qemu", "cold is better than not at all"
+    assert "the module is gone" in choice.reason
+    assert "is Firecracker's and waits for it" in choice.reason
+    remember(home, choice)
+    monkeypatch.setattr(kvm, "look", lambda: kvm.Kvm(True, "it is back"))
+    assert choose_driver(home).driver.name == "firecracker", "and nothing was lost by that"
+
+
+def test_a_home_that_never_said_has_machines_of_qemu(home: Home) -> None:
+    home.database.touch()
+    assert choose_driver(home).driver.name == "qemu"
+    home.driver.write_text("vmware\n")
+    assert choose_driver(home).driver.name == "qemu"
 
 
 def test_the_setting_decides(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
