@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-import io
+import base64
+import json
+import os
+import sys
 import tarfile
+import time
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
 
 import pytest
 
+from tests.rig.host import agent
 from tests.rig.parts import REPOSITORY
 from tests.rig.source import changes, look, pack
 from tests.rig.suite import problem
@@ -40,7 +48,7 @@ def test_the_sources_that_go_in_are_those_of_this_tree() -> None:
     names = set(look())
     assert {"pyproject.toml", "src/torpor/errors.py", "tests/kvm/conftest.py"} <= names
     assert not any("__pycache__" in name for name in names)
-    with tarfile.open(fileobj=io.BytesIO(pack({"a/b": REPOSITORY / "pyproject.toml"}))) as tar:
+    with tarfile.open(fileobj=BytesIO(pack({"a/b": REPOSITORY / "pyproject.toml"}))) as tar:
         assert tar.getnames() == ["a/b"]
 
 
@@ -48,3 +56,46 @@ def test_a_host_that_runs_is_told_what_changed_and_what_is_gone() -> None:
     before = {"same": [1, 1], "longer": [1, 1], "later": [1, 1], "gone": [1, 1]}
     now = {"same": [1, 1], "longer": [2, 1], "later": [1, 2], "new": [1, 1]}
     assert changes(before, now) == (["longer", "later", "new"], ["gone"])
+
+
+@pytest.fixture
+def port() -> Iterator[tuple[agent.Port, int]]:
+    """The agent's port, and the end that its answers come out of."""
+    theirs, ours = os.pipe()
+    yield agent.Port(ours), theirs
+    for fd in (theirs, ours):
+        os.close(fd)
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        ("import sys; print('said'); sys.exit(3)", 3),
+        ("import os; print('said', flush=True); os.kill(os.getpid(), 9)", 137),
+        ("import time; print('said', flush=True); time.sleep(60)", agent.LATE),
+        (
+            "import os, time; os.write(1, b'said'); os.close(1); os.close(2); time.sleep(60)",
+            agent.LATE,
+        ),
+    ],
+)
+def test_a_command_in_the_host_ends_with_its_status_or_at_its_limit(
+    port: tuple[agent.Port, int],
+    code: str,
+    status: int,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr(agent, "SOURCE", tmp_path)
+    request = {
+        "run": [sys.executable, "-c", code],
+        "limit_s": 2.0,
+        "env": {"TMPDIR": str(tmp_path)},
+    }
+    began = time.monotonic()
+    assert agent.run(port[0], request) == status
+    assert time.monotonic() - began < 30
+    answers = os.read(port[1], 1 << 16).splitlines()
+    assert (
+        b"".join(base64.b64decode(json.loads(line)["out"]) for line in answers).strip() == b"said"
+    )
