@@ -112,6 +112,7 @@ class CreationCalls(ABC):
         await check_free(self._parts, origin, info.id, spec.volumes)
         if not info.is_clone_of_drill:  # that is thrown away, and a proof does not depend on quotas
             self._parts.volumes.check_clones(self._clones(origin, spec))
+        check_network(info.network, self._parts.host)
         with self._parts.pins.held(origin.info.id, *origin.layer_ids):
             await check_files(self._parts, origin, (), devices=False)
             if not info.is_clone_of_drill:
