@@ -18,7 +18,7 @@ from torpor.layers.ram import PAGE, RamLayer, RamLayerWriter
 from torpor.layers.space import full_disk_told
 from torpor.vmm.base import VmmStatus, VolumeDisk
 from torpor.vmm.firecracker import config, disks
-from torpor.vmm.firecracker.api import Api
+from torpor.vmm.firecracker.api import Api, Refused
 from torpor.vmm.firecracker.memory import add_changed
 from torpor.vmm.handing import give_to_vmm, take_over
 from torpor.vmm.pages import changed_pages
@@ -28,6 +28,8 @@ _DEVICES_MOST = 64 * MIB
 _SAVE_S = 60.0
 _SAVE_S_PER_GIB = 30.0
 """A first snapshot has all memory that the machine touched; slow disks take their time."""
+_UNHEARD_S = 1.0
+"""For what is asked of a process that answers nothing: it is in its socket then."""
 _ONE_SLOT_BYTES = 3 << 30
 _DIFFS_OF_SLOTS = (1, 14, 1)
 """From this version on a diff of memory that does not lie in one piece is right (Firecracker's #5705)."""
@@ -95,7 +97,17 @@ class FirecrackerMachine:
 
     async def pause(self, *, timeout_s: float = 5.0) -> None:
         """Stop the vCPUs. Idempotent. On `VmmFailed` the machine runs on or has ended."""
-        await self.api.call("PATCH", "/vm", {"state": "Paused"}, timeout_s=timeout_s)
+        try:
+            await self.api.call("PATCH", "/vm", {"state": "Paused"}, timeout_s=timeout_s)
+        except Refused:
+            raise
+        except BaseException:  # it may hear of it later; and then of this
+            await finish(self._unheard_resume(), within_s=5.0)
+            raise
+
+    async def _unheard_resume(self) -> None:
+        with contextlib.suppress(VmmFailed):
+            await self.resume(timeout_s=_UNHEARD_S)
 
     async def resume(self, *, timeout_s: float = 5.0) -> None:
         """Let the vCPUs run. Idempotent."""
