@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import socket
+import subprocess
 import time
 from pathlib import Path
 
@@ -72,6 +75,39 @@ def test_without_a_network_nothing_is_reached(template: str) -> None:
         reach = "import socket; socket.create_connection(('10.0.2.2', 22), 5)"
         assert sbx.exec(["python3", "-c", reach]).exit_code != 0
         assert sbx.exec("echo up").stdout == "up\n"
+
+
+def test_with_a_network_the_host_is_reached_and_by_a_copy_too(template: str) -> None:
+    """At an address of the host's own, as what its user network reaches differs."""
+    with (
+        socket.create_server((_address(), 0)) as server,
+        Sandbox.create(template=template, network="user") as sbx,
+    ):
+        server.settimeout(60)
+        where = server.getsockname()
+        ask = f"import socket; print(socket.create_connection({where!r}, 30).recv(9).decode())"
+
+        def reach(sandbox: Sandbox) -> str:
+            asking = sandbox.exec(["python3", "-c", ask], background=True)
+            link, _ = server.accept()
+            with link:
+                link.sendall(b"from host")
+            return asking.wait().stdout
+
+        assert reach(sbx) == "from host\n"
+        with Sandbox.restore(sbx.snapshot().id) as copy:
+            assert reach(copy) == "from host\n"
+            assert reach(sbx) == "from host\n"
+
+
+def _address() -> str:
+    """Return an address of this host that is not its loopback's."""
+    listed = subprocess.run(["ip", "-4", "-json", "addr"], capture_output=True, check=True).stdout
+    for link in json.loads(listed):
+        for one in link["addr_info"]:
+            if one["scope"] == "global":
+                return str(one["local"])
+    pytest.fail("this host has no address that a machine could reach")
 
 
 def test_deleted_it_is_gone(template: str, kvm_home: Home) -> None:

@@ -12,6 +12,7 @@ echo 1 >/sys/fs/cgroup/init/cgroup.procs
 echo '+cpu +memory +pids' >/sys/fs/cgroup/cgroup.subtree_control
 hostname rig
 ip link set lo up
+ip addr add 192.0.2.1/32 dev lo  # an address of its own, for machines to reach
 ulimit -n 65536
 for module in kvm_amd xfs tun loop virtio_console; do modprobe "$module"; done
 chmod 0666 /dev/kvm /dev/net/tun

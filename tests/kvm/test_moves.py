@@ -1,0 +1,61 @@
+"""A home whose driver is changed: memory waits for its own driver, disks go on with the other, cold, and that is said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.kvm.conftest import new_daemon
+from tests.kvm.traces import machines
+from tests.machines import end_daemon
+from torpor import Sandbox
+from torpor.base.home import Home
+from torpor.errors import SnapshotUnusable
+from torpor.model import SandboxState
+
+Switch = Callable[[str], None]
+OTHER = {"qemu": "firecracker", "firecracker": "qemu"}
+
+
+@pytest.fixture
+def switch(kvm_home: Home, driver: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Switch]:
+    """Change the home's driver; afterwards it is as before."""
+
+    def to(name: str) -> None:
+        end_daemon(kvm_home)
+        monkeypatch.setenv("TORPOR_DRIVER", name)
+        new_daemon(kvm_home)
+
+    yield to
+    to(driver)
+
+
+def test_a_disk_moves_cold_and_memory_waits(
+    fresh: Sandbox, kvm_home: Home, driver: str, switch: Switch
+) -> None:
+    fresh.exec("echo disk > /root/kept; echo ram > /dev/shm/kept; sync", check=True)
+    snapshot = fresh.snapshot()
+    fresh.hibernate()
+    assert not machines(kvm_home)
+    switch(OTHER[driver])
+    for attempt in (fresh.wake, lambda: Sandbox.restore(snapshot.id)):
+        with pytest.raises(SnapshotUnusable, match=f"its driver was {driver}") as caught:
+            attempt()
+        assert "cold" in str(caught.value.hint)
+    assert fresh.refresh().state is SandboxState.HIBERNATED
+    with Sandbox.restore(snapshot.id, allow_cold=True) as moved:
+        assert moved.info.boot_mode == "cold"
+        assert moved.exec("cat /root/kept; ls /dev/shm/kept").stdout == "disk\n"
+        moved.exec("echo moved > /root/kept; sync", check=True)
+        there = moved.snapshot()
+        with Sandbox.restore(there.id) as copy:
+            assert copy.info.boot_mode == "restore", "it is the other driver's from now on"
+            assert copy.exec("cat /root/kept").stdout == "moved\n"
+        moved.hibernate()
+        switch(driver)
+        assert fresh.exec("cat /root/kept /dev/shm/kept").stdout == "disk\nram\n", "it slept on"
+        with Sandbox.restore(there.id, allow_cold=True) as again:
+            assert again.info.boot_mode == "cold"
+            assert again.exec("cat /root/kept").stdout == "moved\n"
+        assert moved.refresh().state is SandboxState.HIBERNATED
