@@ -42,6 +42,10 @@ def _counted(sandbox: Sandbox) -> list[int]:
     return [int(line) for line in sandbox.filesystem.read_text("/root/count").split()]
 
 
+def _uptime(sandbox: Sandbox) -> float:
+    return float(sandbox.exec("cut -d ' ' -f 1 /proc/uptime").stdout)
+
+
 def _counts_on(sandbox: Sandbox) -> list[int]:
     """Return what it counted, once it has counted on since this was called."""
     before = len(_counted(sandbox))
@@ -109,10 +113,15 @@ def test_asleep_it_has_no_process_and_awake_it_is_the_same(busy: Sandbox, kvm_ho
     who = "cat /etc/machine-id /proc/sys/kernel/random/boot_id; hostname"
     before, at = busy.exec(who).stdout, len(_counted(busy))
     running = len(machines(kvm_home))
+    up, since = _uptime(busy), time.monotonic()
     busy.hibernate()
     assert busy.refresh().state is SandboxState.HIBERNATED
     assert len(machines(kvm_home)) == running - 1
+    time.sleep(10)  # which must not have passed in the machine
     busy.wake()
+    assert _uptime(busy) - up < time.monotonic() - since - 9, (
+        "its timers do not run out in its sleep"
+    )
     assert busy.refresh().boot_mode == "resume"
     assert busy.exec(who).stdout == before
     assert len(_counts_on(busy)) > at

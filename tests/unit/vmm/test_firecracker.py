@@ -19,7 +19,7 @@ from torpor.base import proc
 from torpor.errors import HostNotReady, InsufficientResources, VmmFailed
 from torpor.layers.ram import PAGE, RamLayerWriter, compose
 from torpor.vmm import kvm
-from torpor.vmm.firecracker import disks, host, kernel, network
+from torpor.vmm.firecracker import clock, disks, host, kernel, network
 from torpor.vmm.firecracker.api import Api, Refused
 from torpor.vmm.firecracker.machine import FirecrackerMachine
 from torpor.vmm.firecracker.memory import add_changed
@@ -340,3 +340,32 @@ def test_a_machine_that_powered_off_is_ended(
         return lives
 
     assert asyncio.run(main()) is (not words)
+
+
+def _state(body: bytes) -> bytes:
+    return body + clock.crc(body).to_bytes(8, "little")
+
+
+def test_the_sum_of_a_state_file_is_the_one_that_is_known() -> None:
+    assert clock.crc(b"123456789") == 0xE9C6D914C4B8D9CA
+
+
+def test_a_machines_clock_is_saved_without_the_time_of_day() -> None:
+    saved = struct.pack("<QIIQQ16x", 77_000_000_000, 4 | 8, 0, 1_500, 42)
+    before, after = os.urandom(629), os.urandom(900)
+    state = _state(before + saved + after)
+    still = clock.kept_still(state, 1_000, 2_000)
+    assert still == _state(before + saved.replace(b"\x0c\0\0\0", bytes(4), 1) + after)
+    assert struct.unpack_from("<QIIQQ", still, 629) == (77_000_000_000, 0, 0, 1_500, 42)
+
+
+@pytest.mark.parametrize(
+    "what", ["another time", "no clock", "two of them", "another sum", "short"]
+)
+def test_a_state_that_is_not_as_is_known_stays_as_it_is(what: str) -> None:
+    saved = struct.pack("<QIIQQ16x", 77, 4 | 8, 0, 2_001 if what == "another time" else 1_500, 42)
+    bodies = {"no clock": b"body" * 99, "two of them": saved * 2, "short": saved[:30]}
+    state = _state(bodies.get(what, b"head" + saved + b"tail"))
+    if what == "another sum":
+        state = state[:-1] + bytes([state[-1] ^ 1])
+    assert clock.kept_still(state, 1_000, 2_000) is state

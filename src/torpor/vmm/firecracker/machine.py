@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import re
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from torpor.layers.space import full_disk_told
 from torpor.vmm.base import VmmStatus, VolumeDisk
 from torpor.vmm.firecracker import config, disks
 from torpor.vmm.firecracker.api import Api, Refused
+from torpor.vmm.firecracker.clock import kept_still
 from torpor.vmm.firecracker.memory import add_changed
 from torpor.vmm.handing import give_to_vmm, take_over
 from torpor.vmm.pages import changed_pages
@@ -121,6 +123,7 @@ class FirecrackerMachine:
         written, path = self._inner / config.DEVICES, self._folder / "devices"
         try:
             await asyncio.to_thread(written.unlink, missing_ok=True)
+            since_ns = time.time_ns()
             await self.api.call(
                 "PUT",
                 "/snapshot/create",
@@ -132,7 +135,7 @@ class FirecrackerMachine:
                 timeout_s=_SAVE_S + _SAVE_S_PER_GIB * self._ram_bytes / 2**30,
             )
             with full_disk_told(str(path)):
-                await asyncio.to_thread(take_over, written, path, limit_bytes=_DEVICES_MOST)
+                await asyncio.to_thread(_take_devices, written, path, since_ns)
         except (VmmFailed, OSError) as exc:
             await asyncio.to_thread(written.unlink, missing_ok=True)
             if isinstance(exc, VmmFailed) and _FULL not in exc.message:
@@ -282,6 +285,12 @@ class FirecrackerMachine:
 
     async def aclose(self) -> None:
         """Do nothing: each call has a connection of its own."""
+
+
+def _take_devices(written: Path, path: Path, since_ns: int) -> None:
+    """Make what Firecracker wrote from a time of day on ours, at `path`. Blocks."""
+    take_over(written, path, limit_bytes=_DEVICES_MOST)
+    path.write_bytes(kept_still(path.read_bytes(), since_ns, time.time_ns()))
 
 
 def link_disk(inner: Path, active: Path) -> None:
