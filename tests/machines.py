@@ -21,6 +21,7 @@ from torpor import Templates
 from torpor.base.fsio import locked
 from torpor.base.home import Home
 from torpor.base.proc import ProcessId
+from torpor.layers.manifest import read_manifest
 
 FAULT_FILE = "TORPOR_TEST_FAULT_FILE"
 """Names the file by which a test gives a daemon that runs a fault: see `torpor.base.faults`."""
@@ -157,3 +158,19 @@ def machines(home: Home) -> list[ProcessId]:
 def _end_machines(home: Home) -> None:
     for process in machines(home):
         asyncio.run(process.kill(within_s=30))
+
+
+def copy_template(source: Home, target: Home) -> None:
+    """Give a home the templates of another, and their snapshots."""
+    _copy([source.templates], target.root)
+    for folder in source.snapshots.iterdir():
+        manifest = read_manifest(folder)
+        if manifest.info.reason == "template":
+            _copy([folder], target.snapshots)
+            for layer in manifest.layer_ids:
+                _copy([*source.layers.glob(f"{layer}.*")], target.layers)
+
+
+def _copy(sources: list[Path], folder: Path) -> None:
+    """Copy as it is, holes and owners too."""
+    subprocess.run(["cp", "-a", "--sparse=always", *sources, folder], check=True, timeout=300)

@@ -28,6 +28,17 @@ class SmallDisk:
             file.truncate(max(0, file.tell() - left_bytes))
             os.fsync(file.fileno())
 
+    def fill_large(self, left_bytes: int = 0) -> None:
+        """Do the same without writing it: most of the ballast is only reserved."""
+        with self._ballast.open("ab") as file:
+            step = 1 << 30
+            while step >= 1 << 16:
+                try:
+                    os.posix_fallocate(file.fileno(), os.fstat(file.fileno()).st_size, step)
+                except OSError:
+                    step //= 2
+        self.fill(left_bytes)
+
     def free(self) -> None:
         """Give all space back."""
         self._ballast.unlink(missing_ok=True)

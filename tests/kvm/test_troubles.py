@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -15,6 +14,7 @@ import pytest
 
 from tests.crash.smalldisk import SmallDisk, small_disk
 from tests.kvm.traces import machines, traces
+from tests.machines import copy_template
 from torpor import Sandbox
 from torpor.base.home import Home
 from torpor.errors import DataDamaged, InsufficientResources, SnapshotUnusable, VmmFailed
@@ -71,8 +71,7 @@ def small(kvm_home: Home) -> Iterator[tuple[SmallDisk, Home]]:
             folder.chmod(0o711)
         home = Home(disk.root / "home")
         home.prepare()
-        argv = ["cp", "-a", "--sparse=always", f"{kvm_home.templates}/.", str(home.templates)]
-        subprocess.run(argv, check=True, timeout=300)
+        copy_template(kvm_home, home)
         yield disk, home
 
 
@@ -99,7 +98,7 @@ def test_a_disk_that_fills_up_in_the_middle_of_a_snapshot(
             for left_kib in (0, 64, 600, 4000):
                 known = await engine.snapshots()
                 await _write(engine, info.id, f"/dev/shm/{left_kib}", os.urandom(2 << 20))
-                disk.fill(left_kib << 10)
+                disk.fill_large(left_kib << 10)
                 try:
                     await engine.snapshot(info.id)
                 except InsufficientResources:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -14,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from tests.crash.smalldisk import SmallDisk, small_disk
+from tests.machines import copy_template
 from tests.vm.conftest import end_daemon, machines
 from torpor import Sandbox, Snapshot
 from torpor.base.home import Home
 from torpor.databases.server import run
 from torpor.errors import InsufficientResources, TorporError
-from torpor.layers.manifest import read_manifest
 from torpor.model import SandboxSpec, SandboxState
 from torpor.model_changes import ChangeState
 from torpor.model_volumes import VolumeMount
@@ -44,7 +42,7 @@ def small(
             folder.chmod(0o711)
         home = Home(disk.root / "home")
         home.prepare()
-        _copy_template(vm_home, home)
+        copy_template(vm_home, home)
         monkeypatch.setenv("TORPOR_HOME", str(home.root))
         try:
             yield disk, home
@@ -55,33 +53,6 @@ def small(
                     sandbox.delete()
             end_daemon(home)
             assert machines(home) == []
-
-
-def _copy_template(source: Home, target: Home) -> None:
-    _copy([source.templates], target.root)
-    for folder in source.snapshots.iterdir():
-        manifest = read_manifest(folder)
-        if manifest.info.reason == "template":
-            _copy([folder], target.snapshots)
-            for layer in manifest.layer_ids:
-                _copy([*source.layers.glob(f"{layer}.*")], target.layers)
-
-
-def _copy(sources: list[Path], folder: Path) -> None:
-    """Copy as it is, holes and owners too."""
-    subprocess.run(["cp", "-a", "--sparse=always", *sources, folder], check=True)
-
-
-def _fill(disk: SmallDisk, left_bytes: int = 0) -> None:
-    """Fill a large file system without writing it: most of the ballast is only reserved."""
-    with (disk.root / "ballast").open("ab") as file:
-        step = 1 << 30
-        while step >= 1 << 16:
-            try:
-                os.posix_fallocate(file.fileno(), os.fstat(file.fileno()).st_size, step)
-            except OSError:
-                step //= 2
-    disk.fill(left_bytes)
 
 
 def _until(what: Callable[[], bool], *, within_s: float) -> None:
@@ -100,7 +71,7 @@ def test_a_full_disk(small: tuple[SmallDisk, Home], base: str) -> None:
     first = sbx.snapshot(label="first")
     before = {s.id for s in sbx.snapshots()}
     for left in (0, 1 << 16, 3 << 20):
-        _fill(disk, left)
+        disk.fill_large(left)
         for act in (sbx.snapshot, sbx.hibernate, lambda: sbx.rollback(first.id)):
             with pytest.raises(InsufficientResources):
                 act()
@@ -142,10 +113,10 @@ def _fills_in_the_middle_of_a_change(disk: SmallDisk, sbx: Sandbox) -> None:
             break
     assert change.refresh().state is ChangeState.CHANGING, change.report
     _until(lambda: sbx.exec("ls /root/changed").exit_code == 0, within_s=60)
-    _fill(disk)
+    disk.fill_large()
     sbx.exec("touch /run/go")
     # QEMU stops it; what the daemon frees of its caches meanwhile is used up, too
-    _until(lambda: _fill(disk) is None and not _answers(sbx), within_s=90)
+    _until(lambda: disk.fill_large() is None and not _answers(sbx), within_s=90)
     assert change.refresh().state is ChangeState.CHANGING
     assert change.verdict is None, "nothing is known yet, and nothing is said"
     disk.free()
@@ -186,7 +157,7 @@ def test_every_step_of_a_capture_runs_into_it(
             refused = 0
             for left_kib in (0, 64, 200, 300, 600, 1200, 4000):
                 before = await engine.snapshots()
-                _fill(disk, left_kib << 10)
+                disk.fill_large(left_kib << 10)
                 try:
                     await engine.snapshot(info.id)
                 except InsufficientResources:
@@ -230,7 +201,7 @@ def test_a_volume_that_grows_into_it(
                     return await run(guest, command)
 
             await sh("head -c 4M /dev/urandom >/data/kept; sync; sha256sum /data/kept >/root/sum")
-            _fill(disk)
+            disk.fill_large()
             with pytest.raises(InsufficientResources):
                 await engine.volumes.grow("data", 2)
             assert (await engine.volumes.get("data")).size_bytes == 1 << 30
