@@ -180,10 +180,15 @@ def foreign_socket_name(path: Path) -> Iterator[str]:
     Raises:
         OSError: nothing is there, or a link, or anything but a socket of the folder's owner.
     """
-    fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        owner = os.fstat(folder).st_uid
+        fd = os.open(path.name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    finally:
+        os.close(folder)
     try:
         found = os.fstat(fd)
-        if not stat.S_ISSOCK(found.st_mode) or found.st_uid != path.parent.stat().st_uid:
+        if not stat.S_ISSOCK(found.st_mode) or found.st_uid != owner:
             raise OSError(errno.ENOTSOCK, "it is no socket of the folder's owner", str(path))
         yield f"/proc/self/fd/{fd}"
     finally:

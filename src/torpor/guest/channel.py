@@ -28,6 +28,8 @@ WINDOW: Final = 1 << 20
 """Bytes that the guest may have under way to us in one stream."""
 CALL_LIMIT_S: Final = 120.0
 """Longest wait for an answer, or for the next piece of a file, from an agent that is alive."""
+_ANSWER_S: Final = (1.0, 2.0, 4.0, 8.0, 16.0)
+"""How long an answer through vsock is waited for before it is asked through another connection."""
 _HELLO_AGAIN_S: Final = (0.05, 0.1, 0.25, 0.5, 1.0)
 _USELESS_LIMIT: Final = 64 << 20
 """Bytes without meaning for us that a guest may send between two frames that have some."""
@@ -70,14 +72,13 @@ class Channel(asyncio.Protocol):
             async with asyncio.timeout(timeout_s):
                 if port is None:
                     return await Channel._opened(path, epoch, silence_limit_s)
+                waits = iter(_ANSWER_S)
                 while True:
-                    link = await vsock.connect(path, port)
-                    try:
-                        return await Channel._opened(link, epoch, silence_limit_s)
-                    except (
-                        GuestUnreachable
-                    ):  # a guest that goes on from a snapshot cuts what came too early
-                        continue
+                    # a guest that goes on from a snapshot cuts what came too early, or forgets it and says nothing
+                    with contextlib.suppress(GuestUnreachable, TimeoutError):
+                        async with asyncio.timeout(next(waits, _ANSWER_S[-1])):
+                            link = await vsock.connect(path, port)
+                            return await Channel._opened(link, epoch, silence_limit_s)
         except OSError as exc:  # a timeout is one, too
             is_late = isinstance(exc, TimeoutError)
             raise GuestUnreachable(
