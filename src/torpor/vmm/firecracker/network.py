@@ -26,6 +26,8 @@ from torpor.vmm.confine import User
 TAP = "tap0"
 MAC = "52:54:00:12:34:56"
 """The same in all machines, which are each alone in their network."""
+_HOST_MAC = "52:55:0a:00:02:02"
+"""The tap's own: a guest that goes on from a snapshot remembers it."""
 
 _WAYS_OUT = IPv4Network("10.212.0.0/14")
 """Four addresses of it are a machine's way out; the guest never sees them."""
@@ -135,7 +137,10 @@ async def make(folder: Path, pid: int, user: User | None, network: Literal["user
         VmmFailed: it did not work.
     """
     owner = 0 if user is None else user.uid
-    script = [f"ip tuntap add dev {TAP} mode tap user {owner}", f"ip link set {TAP} up"]
+    script = [
+        f"ip tuntap add dev {TAP} mode tap user {owner}",
+        f"ip link set {TAP} address {_HOST_MAC} up",
+    ]
     if network == "user":
         outer, inner = await _way_out(folder, pid)
         script += [
