@@ -42,6 +42,7 @@ class FakeVmm:
     async def status(self) -> VmmStatus:
         if not self.process.alive():
             return "ended"
+        await self._driver.step("status")
         state = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0]
         return "paused" if state == "T" else "running"
 

@@ -12,7 +12,7 @@ from datetime import timedelta
 
 from torpor.base.aio import finish
 from torpor.base.faults import reach
-from torpor.errors import Conflict, GuestFailed, WrongState
+from torpor.errors import Conflict, GuestFailed, VmmFailed, WrongState
 from torpor.layers.manifest import Manifest
 from torpor.model import OnTimeout, SandboxState
 from torpor.sandboxes import capture, comeback
@@ -42,7 +42,7 @@ async def pause(m: SandboxMachine) -> None:
     try:
         await vmm.pause()
     except BaseException:
-        await finish(_settle_state(m, vmm), within_s=15.0)
+        await finish(_settle_state(m, vmm, S.RUNNING), within_s=15.0)
         raise
     reach("pause.acted")
     await m.move(S.PAUSED)
@@ -64,14 +64,18 @@ async def resume(m: SandboxMachine) -> None:
             guest = await m.guest()
             await guest.set_clock(m.parts.clock.now())
     except BaseException:
-        await finish(_settle_state(m, vmm), within_s=15.0)
+        await finish(_settle_state(m, vmm, S.PAUSED), within_s=15.0)
         raise
     await m.move(S.RUNNING)
 
 
-async def _settle_state(m: SandboxMachine, vmm: Vmm) -> None:
-    """After a pause or resume that went wrong, write down what the machine really does."""
-    status = await vmm.status()
+async def _settle_state(m: SandboxMachine, vmm: Vmm, before: SandboxState) -> None:
+    """After a pause or resume that went wrong, write down what the machine really does; `before` if it says nothing."""
+    try:
+        status = await vmm.status()
+    except VmmFailed:
+        await m.move(before)
+        return
     if status != "ended":  # its end is noted by the watcher
         await m.move(S.RUNNING if status == "running" else S.PAUSED)
 

@@ -221,6 +221,23 @@ def test_a_pause_or_resume_that_fails_leaves_what_is_so(play: Play, step: str) -
     play(scene)
 
 
+@pytest.mark.parametrize("step", ["pause", "resume"])
+def test_after_a_step_that_is_not_answered_it_is_as_before(play: Play, step: str) -> None:
+    async def scene(world: World) -> None:
+        info = await world.create()
+        before = S.RUNNING
+        if step == "resume":
+            before = (await world.engine.pause(info.id)).state
+        world.driver.fail = {step: VmmFailed("no answer"), "status": VmmFailed("none either")}
+        with pytest.raises(VmmFailed, match="no answer"):
+            await getattr(world.engine, step)(info.id)
+        assert (await world.engine.get(info.id)).state is before
+        world.driver.fail = {}
+        await getattr(world.engine, step)(info.id)
+
+    play(scene)
+
+
 def test_requests_to_one_sandbox_take_turns(play: Play) -> None:
     async def scene(world: World) -> None:
         info = await world.create()

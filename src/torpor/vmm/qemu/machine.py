@@ -25,6 +25,8 @@ from torpor.vmm.pages import capture, changed_pages
 from torpor.vmm.qemu import command, physical
 from torpor.vmm.qemu.volumes import QemuVolumes
 
+_UNHEARD_S = 1.0
+"""For what is asked of a process that answers nothing: it is in its socket then."""
 _DEVICES_ROOM = 4 * MIB
 """The devices of a machine take 0.2 MB; with less than this free, a failure to save them is a full disk."""
 
@@ -91,7 +93,15 @@ class QemuMachine:
 
     async def pause(self, *, timeout_s: float = 5.0) -> None:
         """Stop the vCPUs. Idempotent. On `VmmFailed` the machine runs on or has ended."""
-        await self._execute("stop", timeout_s=timeout_s)
+        try:
+            await self._execute("stop", timeout_s=timeout_s)
+        except BaseException:  # it may hear of it later; and then of this
+            await finish(self._unheard_resume(), within_s=5.0)
+            raise
+
+    async def _unheard_resume(self) -> None:
+        with contextlib.suppress(VmmFailed):
+            await self.resume(timeout_s=_UNHEARD_S)
 
     async def resume(self, *, timeout_s: float = 5.0) -> None:
         """Let the vCPUs run. Idempotent."""
