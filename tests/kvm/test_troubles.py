@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ from torpor import Sandbox
 from torpor.base.home import Home
 from torpor.errors import DataDamaged, InsufficientResources, SnapshotUnusable, VmmFailed
 from torpor.layers.seal import seal
-from torpor.model import RestoreSpec, SandboxId, SandboxSpec, SandboxState
+from torpor.model import RestoreSpec, SandboxFilter, SandboxId, SandboxSpec, SandboxState
 from torpor.sandboxes import capture
 from torpor.sandboxes.engine import Engine, open_engine
 
@@ -56,7 +57,14 @@ def test_a_state_that_is_damaged_is_refused_and_leaves_nothing(
         Sandbox.restore(snapshot.id)
     assert caught.value.hint
     assert traces(kvm_home) == before
-    assert [path.name for path in kvm_home.sandboxes.iterdir()] == [fresh.id]
+    (failed,) = (
+        one
+        for one in Sandbox.list()
+        if one.info.parent_snapshot == snapshot.id and one.id != fresh.id
+    )
+    assert failed.refresh().state is SandboxState.FAILED
+    failed.delete()
+    assert not (kvm_home.sandboxes / failed.id).exists()
     assert fresh.exec("echo up").stdout == "up\n"
 
 
@@ -81,45 +89,56 @@ def test_a_disk_that_fills_up_in_the_middle_of_a_snapshot(
     template: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Without the look at the free space beforehand: each step meets it, and nothing of the memory is lost by that."""
+    """Behind the look at the free space: each step meets it, and nothing of the memory is lost by that."""
     disk, home = small
+    left_kib = 0
+    quiet, go_on = capture._quiet_guest, capture.go_on
 
     async def no_check(*_: object) -> None:
         """Let it run into the full disk."""
 
+    async def full_from_now(*given: Any) -> None:
+        await quiet(*given)
+        disk.fill_large(left_kib << 10)
+
+    async def free_again(*given: Any, **more: Any) -> None:
+        disk.free()  # a guest that writes to a full disk is another story
+        await go_on(*given, **more)
+
     monkeypatch.setattr(capture, "check_capture", no_check)
+    monkeypatch.setattr(capture, "_quiet_guest", full_from_now)
+    monkeypatch.setattr(capture, "go_on", free_again)
 
     async def scene() -> None:
+        nonlocal left_kib
         engine = open_engine(home)
         await engine.start()
         try:
             info = await engine.create(SandboxSpec(template=template))
-            before, refused = traces(home), 0
+            before, written = traces(home), {}
             for left_kib in (0, 64, 600, 4000):
-                known = await engine.snapshots()
-                await _write(engine, info.id, f"/dev/shm/{left_kib}", os.urandom(2 << 20))
-                disk.fill_large(left_kib << 10)
-                try:
+                name, data = f"/dev/shm/{left_kib}", os.urandom(8 << 20)
+                await _write(engine, info.id, name, data)
+                written[name] = data
+                with pytest.raises(InsufficientResources):
                     await engine.snapshot(info.id)
-                except InsufficientResources:
-                    refused += 1
-                    assert await engine.snapshots() == known
+                assert [s for s in await engine.snapshots() if s.reason != "template"] == []
                 assert (await engine.get(info.id)).state is SandboxState.RUNNING
-                disk.free()
                 async with engine.guest(info.id) as guest:
                     await guest.sync()  # it runs, thawed, and its disk takes writes
-            assert refused >= 3
             assert traces(home) == before
+            monkeypatch.setattr(capture, "_quiet_guest", quiet)
             snap = await engine.snapshot(info.id)
             assert await engine.verify_snapshot(snap.id) == ()
             copy = await engine.restore(snap.id, RestoreSpec())
-            for left_kib in (0, 64, 600, 4000):
-                name = f"/dev/shm/{left_kib}"
-                assert await _read(engine, copy.id, name) == await _read(engine, info.id, name)
+            for name, data in written.items():
+                assert await _read(engine, copy.id, name) == data
             await engine.delete(copy.id)
-            await engine.delete(info.id)
             assert [p.name for p in home.tmp.iterdir()] == []
         finally:
+            disk.free()
+            for one in (await engine.list(SandboxFilter())).items:
+                await engine.delete(one.id)
             await engine.aclose()
 
     asyncio.run(scene())
