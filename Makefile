@@ -24,7 +24,7 @@ test: ## Run the whole test suite (real machines included); PYTEST_ARGS=... for 
 	@# two processes, a file in one, in the order of tests/machines.py; each boots its machines in a home of its own
 	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
-test-rig: ## Run the suite of drivers that need KVM in an emulated host that has it (20 minutes at most)
+test-rig: ## Run the suite of drivers that need KVM in emulated hosts that have it (20 minutes at most)
 	@scripts/bootstrap --dev
 	@$(BIN)/python -m tests.rig test --limit 1200 $(RIG_ARGS)
 

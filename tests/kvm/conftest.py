@@ -65,7 +65,7 @@ def kvm_home(driver: str) -> Iterator[Home]:
 
 def _take_templates(source: Path, home: Home) -> None:
     """Copy the templates that are there already; the build then finds that it is done."""
-    if source.is_dir():
+    if source.is_dir() and not any(home.templates.iterdir()):
         argv = ["cp", "-a", "--reflink=auto", "--sparse=always", f"{source}/.", str(home.templates)]
         subprocess.run(argv, check=True, timeout=300)
 

@@ -2,7 +2,7 @@
 
     python -m tests.rig build                         build what is missing
     python -m tests.rig run [--limit S] -- CMD...     boot a fresh host, run CMD in it, throw it away
-    python -m tests.rig test [--limit S] [--drivers D,D]   run the suite of tests/kvm in a fresh host
+    python -m tests.rig test [--limit S] [--drivers D,D]   run the suite of tests/kvm in fresh hosts, one a driver
     python -m tests.rig up DIR                        boot a host that stays, in the new folder DIR
     python -m tests.rig exec DIR [--limit S] -- CMD   renew its sources and run CMD in it
     python -m tests.rig down DIR                      end it
@@ -32,7 +32,9 @@ def main() -> int:
     parser.add_argument("folder", nargs="?", type=Path)
     parser.add_argument("--limit", type=float, default=1200.0, help="seconds that CMD may take")
     parser.add_argument("--env", action="append", default=[], help="NAME=VALUE for CMD")
-    parser.add_argument("--drivers", default="qemu", help="whose machines are tried, by test")
+    parser.add_argument(
+        "--drivers", default="firecracker,qemu", help="whose machines are tried, by test"
+    )
     given = parser.parse_args(words)
     env = dict(item.split("=", 1) for item in given.env)
     if given.verb in ("run", "exec") and not command:

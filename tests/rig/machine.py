@@ -149,11 +149,18 @@ class Port:
 
 @contextlib.contextmanager
 def booted() -> Iterator[Rig]:
-    """Enter with a fresh host that has this source tree; on leaving it is gone, and all that it wrote."""
+    """Enter with a fresh host that takes commands; the rest as `started`."""
+    with started() as rig:
+        rig.wait_ready()
+        yield rig
+
+
+@contextlib.contextmanager
+def started() -> Iterator[Rig]:
+    """Enter with a fresh host that boots and has this source tree; on leaving it is gone, and all that it wrote."""
     with work_folder() as folder:
         rig = start(folder, dies_with_us=True)
         try:
-            rig.wait_ready()
             yield rig
         finally:
             rig.end()

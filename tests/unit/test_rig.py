@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.rig import machine
 from tests.rig.host import agent
 from tests.rig.parts import REPOSITORY
 from tests.rig.source import changes, look, pack
-from tests.rig.suite import problem
+from tests.rig.suite import Said, problem
 
 _GOOD = """
 tests/kvm/test_a.py::test_one[qemu] PASSED      [ 25%]
@@ -42,6 +43,24 @@ def test_what_every_driver_passed_is_good() -> None:
 )
 def test_what_did_not_run_is_no_success(text: str, wanted: str) -> None:
     assert wanted in str(problem(text, ["qemu", "firecracker"]))
+
+
+def test_of_a_test_that_ran_twice_the_last_result_counts() -> None:
+    failed = _GOOD.replace("two[qemu] PASSED", "two[qemu] FAILED")
+    again = "tests/kvm/test_a.py::test_two[qemu] {}      [100%]\n"
+    drivers = ["qemu", "firecracker"]
+    assert problem(failed + again.format("PASSED"), drivers) is None
+    assert problem(failed + again.format("FAILED"), drivers) == "a test of qemu is FAILED"
+
+
+def test_each_line_has_its_drivers_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    printed: list[bytes] = []
+    monkeypatch.setattr(machine, "to_stdout", printed.append)
+    said = Said("qemu")
+    for piece in (b"one\ntw", b"o", b"\n\nthree\n"):
+        said(piece)
+    assert b"".join(printed) == b"qemu: one\nqemu: two\nqemu: \nqemu: three\n"
+    assert said.text() == "one\ntwo\n\nthree\n"
 
 
 def test_the_sources_that_go_in_are_those_of_this_tree() -> None:
