@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,6 +25,7 @@ from torpor.cli.output import (
     visible,
     waiting,
 )
+from torpor.cli.removal import remove_each
 from torpor.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -402,9 +404,7 @@ def rm(
     """Delete databases with all that is in them; clones stay."""
     from torpor.sdk.sync_databases import Database
 
-    for name in names:
-        Database.handle(name).delete(keep_volume=keep_volume)
-        if not as_json:
-            print(name)
-    if as_json:
-        print_json({"deleted": names})
+    remove_each(
+        {name: partial(Database.handle(name).delete, keep_volume=keep_volume) for name in names},
+        as_json=as_json,
+    )

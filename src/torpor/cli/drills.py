@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -21,6 +22,7 @@ from torpor.cli.output import (
     stderr_is_terminal,
     visible,
 )
+from torpor.cli.removal import remove_each
 from torpor.errors import InvalidRequest, TorporError
 
 if TYPE_CHECKING:
@@ -242,9 +244,7 @@ def unschedule(
     """Begin no more drills by these schedules; one that runs goes on."""
     from torpor.sdk.sync_drills import Drill
 
-    gone = [Drill.unschedule(schedule) for schedule in schedules]
-    if as_json:
-        print_json({"deleted": [info.id for info in gone]})
-        return
-    for info in gone:
-        print(f"{info.id}  removed")
+    def end(schedule: str) -> None:
+        Drill.unschedule(schedule)
+
+    remove_each({schedule: partial(end, schedule) for schedule in schedules}, as_json=as_json)

@@ -26,6 +26,7 @@ from torpor.cli.output import (
     span,
     visible,
 )
+from torpor.cli.removal import remove_each
 from torpor.cli.volume_options import volume_options
 from torpor.errors import InvalidRequest
 
@@ -275,12 +276,7 @@ def rm(
         if not sys.stdin.isatty():
             raise InvalidRequest(f"--all would remove {len(found)} sandboxes", hint="add --yes")
         typer.confirm(f"Remove {len(found)} sandboxes?", abort=True)
-    for sandbox in found:
-        sandbox.delete()
-        if not as_json:
-            print(sandbox.id)
-    if as_json:
-        print_json({"deleted": [sandbox.id for sandbox in found]})
+    remove_each({sandbox.id: sandbox.delete for sandbox in found}, as_json=as_json)
 
 
 def logs(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -30,6 +31,7 @@ from torpor.cli.quiesce import (
     print_report,
     read_quiesce,
 )
+from torpor.cli.removal import remove_each
 from torpor.cli.unnamed import UnlessNamed
 from torpor.cli.volume_options import volumes_mode
 from torpor.errors import DataDamaged
@@ -214,13 +216,7 @@ def rm(
 ) -> None:
     """Remove snapshots; what others need of them stays. `torpor layers` says what this frees."""
     found = [find_snapshot(text) for text in snapshots]
-    freed: dict[str, int] = {}
-    for snapshot in found:
-        freed[snapshot.id] = snapshot.delete(force=force)
-        if not as_json:
-            print(f"{snapshot.id}  {format_bytes(freed[snapshot.id])} freed")
-    if as_json:
-        print_json({"deleted": list(freed), "freed_bytes": sum(freed.values())})
+    remove_each({one.id: partial(one.delete, force=force) for one in found}, as_json=as_json)
 
 
 @app.command("verify")

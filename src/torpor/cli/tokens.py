@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Annotated
 
 import typer
 
 from torpor.cli.output import AsJson, age, as_dict, left, print_json, print_table
+from torpor.cli.removal import remove_each
 from torpor.errors import InvalidRequest
 
 app = typer.Typer(
@@ -83,14 +85,13 @@ def rm(
     as_json: AsJson = False,
 ) -> None:
     """Remove tokens; they are refused from now on."""
+    remove_each({token: partial(_removed, token) for token in tokens}, as_json=as_json)
+
+
+def _removed(token: str) -> None:
     from torpor.sdk.tokens import Tokens
 
-    for token in tokens:
-        Tokens.delete(token)
-        if not as_json:
-            print(token)
-    if as_json:
-        print_json({"deleted": tokens})
+    Tokens.delete(token)
 
 
 def seconds_of(text: str | None) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +13,7 @@ from torpor.base.units import format_bytes
 from torpor.cli import completion
 from torpor.cli.find import SandboxArg, find
 from torpor.cli.output import AsJson, age, as_dict, print_facts, print_json, print_table, waiting
+from torpor.cli.removal import remove_each
 from torpor.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -121,13 +123,10 @@ def rm(
     """Delete volumes and all that is in them. Refused while a sandbox has one, or a snapshot needs it."""
     from torpor.sdk.sync_volumes import Volume
 
-    freed: dict[str, int] = {}
-    for name in names:
-        freed[name] = Volume.handle(name).delete(snapshots=snapshots)
-        if not as_json:
-            print(f"{name}  {format_bytes(freed[name])} freed")
-    if as_json:
-        print_json({"deleted": list(freed), "freed_bytes": sum(freed.values())})
+    remove_each(
+        {name: partial(Volume.handle(name).delete, snapshots=snapshots) for name in names},
+        as_json=as_json,
+    )
 
 
 @app.command("attach")
