@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from torpor.base.units import format_bytes
+from torpor.cli import completion
 from torpor.cli.find import SandboxArg, find
 from torpor.cli.output import AsJson, age, as_dict, pairs, print_json, print_table, visible
 from torpor.errors import InvalidRequest, NotFound
@@ -41,9 +42,22 @@ _ENDINGS = {
 
 LanguageOption = Annotated[
     str | None,
-    typer.Option("-l", "--language", metavar="LANGUAGE", help=f"{' or '.join(LANGUAGES)}."),
+    typer.Option(
+        "-l",
+        "--language",
+        metavar="LANGUAGE",
+        help=f"{' or '.join(LANGUAGES)}.",
+        autocompletion=completion.one_of(LANGUAGES),
+    ),
 ]
-ContextArg = Annotated[str, typer.Argument(metavar="CONTEXT", help="As `torpor context ls` says.")]
+ContextArg = Annotated[
+    str,
+    typer.Argument(
+        metavar="CONTEXT",
+        help="As `torpor context ls` says.",
+        autocompletion=completion.contexts,
+    ),
+]
 
 app = typer.Typer(
     add_completion=False,
@@ -62,7 +76,13 @@ def run(
     code: Annotated[str | None, typer.Option("-c", "--code", help="The code itself.")] = None,
     language: LanguageOption = None,
     context: Annotated[
-        str | None, typer.Option("--context", metavar="CONTEXT", help="Not the default one.")
+        str | None,
+        typer.Option(
+            "--context",
+            metavar="CONTEXT",
+            help="Not the default one.",
+            autocompletion=completion.contexts,
+        ),
     ] = None,
     timeout: Annotated[
         float | None, typer.Option("--timeout", help="Seconds until it is interrupted.")

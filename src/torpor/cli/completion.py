@@ -1,4 +1,4 @@
-"""What the shell offers for a sandbox, snapshot, volume, database or template: names, ids and labels of what is there.
+"""What the shell offers: names, ids and labels of what is there, and words that an option takes.
 
 Completion asks a daemon that runs and starts none; what goes wrong offers nothing.
 """
@@ -8,8 +8,8 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
 from torpor.base.home import Home
 from torpor.errors import TorporError
@@ -63,6 +63,38 @@ def recipes(incomplete: str) -> list[str]:
     from torpor.templates.recipe import shipped_names
 
     return list(dict.fromkeys([*templates(incomplete), *_offer(incomplete, [*shipped_names()])]))
+
+
+def tokens(incomplete: str) -> list[str]:
+    """Return the names of tokens that begin with `incomplete`."""
+    from torpor.sdk.tokens import Tokens
+
+    return _named(incomplete, lambda: [found.name for found in Tokens.list()])
+
+
+def contexts(ctx: Any, incomplete: str) -> list[str]:
+    """Return the ids of the code contexts of the sandbox that was typed before; one that does not run is not woken."""
+    from torpor.cli.find import find
+
+    def ids() -> list[str]:
+        # behind an option that lacks its value, words are no arguments yet
+        typed = ctx.params.get("sandbox") or next(iter(ctx.args), "")
+        sandbox = find(str(typed))
+        if sandbox.refresh().state != "running":
+            return []
+        return [found.id for found in sandbox.contexts.list()]
+
+    return _named(incomplete, ids)
+
+
+def one_of(words: Iterable[str]) -> Callable[[str], list[str]]:
+    """Return what offers those of `words` that begin with what was typed."""
+    offered = [*words]
+
+    def offer(incomplete: str) -> list[str]:
+        return _offer(incomplete, offered)
+
+    return offer
 
 
 def _named(incomplete: str, names: Callable[[], list[str]]) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from torpor.cli import completion
 from torpor.cli.output import AsJson, age, as_dict, left, print_json, print_table
 from torpor.cli.removal import remove_each
 from torpor.errors import InvalidRequest
@@ -20,13 +21,17 @@ app = typer.Typer(
     help="Make, list and remove tokens.",
 )
 
+_SCOPES = ("read", "use", "admin")
 _UNITS_S = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400}
 
 
 @app.command("create")
 def create(
     name: Annotated[str, typer.Argument(help="What it is for; unique in its workspace.")],
-    scope: Annotated[str, typer.Option(help="`read`, `use` or `admin`.")],
+    scope: Annotated[
+        str,
+        typer.Option(help="`read`, `use` or `admin`.", autocompletion=completion.one_of(_SCOPES)),
+    ],
     expires: Annotated[
         str | None, typer.Option(metavar="TIME", help="Such as 90d, 12h, 30min; default: never.")
     ] = None,
@@ -38,7 +43,7 @@ def create(
     """Make a token and print it. It cannot be shown again."""
     from torpor.sdk.tokens import Tokens
 
-    if scope not in ("read", "use", "admin"):
+    if scope not in _SCOPES:
         raise InvalidRequest(f"--scope {scope!r} is not known", hint="--scope read|use|admin")
     made = Tokens.create(
         name, scope=scope, expires_in_seconds=seconds_of(expires), workspace=workspace
@@ -80,7 +85,10 @@ def ls(as_json: AsJson = False) -> None:
 @app.command("rm")
 def rm(
     tokens: Annotated[
-        list[str], typer.Argument(metavar="TOKEN...", help="Names, ids or prefixes.")
+        list[str],
+        typer.Argument(
+            metavar="TOKEN…", help="Names, ids or prefixes.", autocompletion=completion.tokens
+        ),
     ],
     as_json: AsJson = False,
 ) -> None:

@@ -279,6 +279,9 @@ def test_the_shell_is_offered_what_is_there(
     assert offered("torpor volume attach data her") == ["hermes-1"]
     assert offered("torpor volume create d") == [], "a new name"
     assert offered("torpor create ag") == ["agent"]
+    cli("token", "create", "laptop", "--scope", "use")
+    assert offered("torpor token rm l") == ["laptop"]
+    assert offered("torpor token create ci --scope ") == ["read", "use", "admin"]
     assert {"base", "code-interpreter"} <= set(offered("torpor template build "))
     assert offered("torpor db show x") == []
     assert {"verify", "hermes-1"} <= set(offered("torpor snapshot "))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.contract.api.conftest import Rest
-from tests.contract.api.test_cli import Cli
+from tests.contract.api.test_cli import Cli, offered
 from tests.fakes.serving import ServerThread
 from torpor import AsyncSandbox, Sandbox
 from torpor.errors import (
@@ -168,6 +168,10 @@ def test_the_command_line(cli: Cli, sandbox: Sandbox, tmp_path: Path) -> None:
     assert "E: why" in cli.stderr
     cli("run", sandbox.id, str(file), "--save", str(tmp_path / "out"))
     assert (tmp_path / "out" / "001.png").read_bytes().startswith(b"\x89PNG")
+    ids = [context["id"] for context in cli.json("context", "ls", sandbox.id)]
+    assert offered(f"torpor context rm {sandbox.id} ctx_") == ids
+    assert offered(f"torpor run {sandbox.id} --context {ids[0]}") == ids[:1]
+    assert offered(f"torpor run {sandbox.id} -l p") == ["python"]
     found = cli.json("run", sandbox.id, "-c", "hi")
     assert (found["stdout"], found["ended"]["status"]) == ("hi\n", "ok")
     assert "timeout" in cli.fails("run", sandbox.id, "-c", "limit", "--timeout", "1", code=80)
