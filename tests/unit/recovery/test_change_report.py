@@ -161,6 +161,18 @@ def test_checks_that_came_or_went_are_told() -> None:
     assert names == {"new": (True, False), f"required/command:{EVIL}": (False, True)}
 
 
+def test_of_many_checks_that_pass_text_names_the_first_and_a_page_all() -> None:
+    one = row()
+    checks = [check("pass") | {"id": f"check {n}", "reason": "fine"} for n in range(25)]
+    report = build(
+        replace(one, report={**one.report, "looks": [{"checks": {"checks": checks}}]}), T0
+    )
+    assert "check 19: fine" in text(report)
+    assert "check 20: fine" not in text(report)
+    assert "and 5 more" in text(report)
+    assert "check 24: fine" in page(report)
+
+
 def test_values_survive_json() -> None:
     for state in S:
         found = info(state, deadline_at=T0)

@@ -31,6 +31,8 @@ from torpor.model_changes import ChangeState
 from torpor.recovery.changes import acts, desk, undoing
 from torpor.recovery.changes.acts import Acts
 from torpor.recovery.changes.looks import Look
+from torpor.recovery.changes.page import page
+from torpor.recovery.changes.words import text
 
 S = ChangeState
 SCRIPT = ScriptedLooker.script
@@ -49,7 +51,12 @@ def test_a_good_change_is_kept(act: Act) -> None:
         assert stage.engine.sandboxes[box.id].guest.marks["one"] == 1
         assert (await stage.engine.get(box.id)).generation == box.generation
         assert ScriptedLooker.asked == ["before", "after"]
+        assert ended.why == "1 required check passes, as before the change"
         report = await stage.desk.report(ended.id)
+        assert report["evidence"] == [ended.why]
+        assert report["passing"] == ["required/command:ready: it is pass"]
+        assert "required/command:ready: it is pass" in text(report)
+        assert "required/command:ready: it is pass" in page(report)
         assert report["command"]["stdout_tail"] == "fine\n"
         assert [s["name"] for s in report["steps"]] == [
             "look before",

@@ -129,6 +129,29 @@ def test_what_the_agent_lost_is_a_failure_unless_it_was_allowed() -> None:
     assert both.ending == "checks"
 
 
+def test_what_speaks_for_a_change_is_told() -> None:
+    before = look_json(Look(phase="before", answers=True, checks=check_report("pass")))
+    failed = look_json(Look(phase="before", answers=True, checks=check_report("fail")))
+    was, grown = held(skills=["a"], debian=["x"]), held(skills=["a"], debian=["x", "y"])
+
+    def evidence(before: dict[str, Any], held: Holdings | None, **now: Any) -> tuple[str, ...]:
+        return opinion(before, Look(phase="after", answers=True, **now), SPEC, held).evidence
+
+    good, bad = check_report("pass"), check_report("fail")
+    assert evidence(before, None, checks=good) == ("1 required check passes, as before the change",)
+    assert evidence(failed, None, checks=good) == ("1 required check passes, 0 before the change",)
+    assert evidence(before, None, checks=bad) == ()
+    assert evidence({}, was, holdings=was) == (
+        "of what the machine holds (2 entries) nothing differs",
+    )
+    assert evidence({}, was, holdings=grown) == (
+        "of what the machine holds (3 entries) what differs (1) may",
+    )
+    assert evidence({}, grown, holdings=held(skills=[], debian=["x"])) == (), "it lost a skill"
+    (little,) = evidence({}, None)
+    assert little.startswith("the machine answers; nothing else")
+
+
 def test_what_could_not_be_listed_is_said() -> None:
     before = held(skills=["a"])
     now = Look(phase="after", answers=True, unlisted="it could not be listed")

@@ -269,7 +269,7 @@ class Acts:
         held = await self.files.read(row.info.id, row.spec)
         look = await self._look(row, phase)
         found = opinion(row.report.get("before", {}), look, row.spec, held)
-        said = found.verdict + (f": {found.reasons[0]}" if found.reasons else "")
+        said = ": ".join([found.verdict, *(found.reasons or found.evidence)[:1]])
         entry = {"at": began.isoformat(), **look_json(look), **found.to_json()}
         looks = _kept([*row.report.get("looks", []), entry])
         more: dict[str, Any] = {"looks": looks}
@@ -282,7 +282,7 @@ class Acts:
         return {
             "verdict": found.verdict,
             "ending": found.ending,
-            "why": "; ".join(found.reasons)[:_TEXT_MOST],
+            "why": "; ".join(found.reasons or found.evidence)[:_TEXT_MOST],
         }
 
     async def step_probation(self, row: ChangeRow) -> dict[str, Any]:
@@ -376,7 +376,7 @@ class Acts:
         try:
             look = await self._look(row, "undone")
             found = opinion(row.report.get("before", {}), look, row.spec, None)
-            said = found.verdict + (f": {found.reasons[0]}" if found.reasons else "")
+            said = ": ".join([found.verdict, *(found.reasons or found.evidence)[:1]])
             entry = {"at": began.isoformat(), **look_json(look), **found.to_json()}
         except TorporError as exc:
             if await self._is_gone(row):

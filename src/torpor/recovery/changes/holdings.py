@@ -56,6 +56,15 @@ class Differs:
     """Sentences on what the rules do not allow, the hint how to allow it in them."""
     unknown: tuple[str, ...]
     diff: Mapping[str, Any]
+    looked_at: int
+    """How many things were compared."""
+
+    @property
+    def shown(self) -> str:
+        """What it shows when all that differs may."""
+        differing = sum(sum(of.values()) for of in self.diff["counts"].values())
+        said = f"what differs ({differing}) may" if differing else "nothing differs"
+        return f"of what the machine holds ({self.looked_at} entries) {said}"
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON has it."""
@@ -109,6 +118,7 @@ class Holdings:
             + ((f"and {len(bad) - _NAMED_MOST} more",) if len(bad) > _NAMED_MOST else ()),
             unknown=diff.not_compared,
             diff=diff.to_json(),
+            looked_at=sum(len(section.entries) for section in after.inventory.sections.values()),
         )
 
     def baseline(self, guest: Guest, now: datetime) -> Baseline:

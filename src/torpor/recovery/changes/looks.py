@@ -63,6 +63,8 @@ class Opinion:
     ending: Ending = "none"
     """What decided, when it fails."""
     reasons: tuple[str, ...] = ()
+    evidence: tuple[str, ...] = ()
+    """What speaks for it: what was looked at, and was as it should be."""
     warnings: tuple[str, ...] = ()
     failed_before_too: tuple[str, ...] = ()
     sentences: tuple[str, ...] = field(default=())
@@ -74,6 +76,7 @@ class Opinion:
             "verdict": self.verdict,
             "ending": self.ending,
             "reasons": list(self.reasons),
+            "evidence": list(self.evidence),
             "warnings": list(self.warnings),
             "failed_before_too": list(self.failed_before_too),
             "sentences": list(self.sentences),
@@ -186,14 +189,17 @@ def opinion(
     verdict: Verdict = "pass"
     ending: Ending = "none"
     reasons: list[str] = []
+    evidence: list[str] = []
     warnings: list[str] = []
     excused: tuple[str, ...] = ()
     sentences: tuple[str, ...] = ()
     if now.checks is not None:
         from torpor.recovery.checks import judge
 
-        earlier = before.get("checks")
-        found = judge(CheckReport.from_json(earlier) if earlier else None, now.checks)
+        kept = before.get("checks")
+        earlier = CheckReport.from_json(kept) if kept else None
+        found = judge(earlier, now.checks)
+        evidence += _passing(earlier, now.checks)
         verdict, excused = found.verdict, found.failed_before_too
         reasons += found.reasons
         warnings += found.warnings
@@ -207,18 +213,36 @@ def opinion(
         differs = held.compare(now.holdings, spec)
         sentences = differs.sentences
         warnings += differs.unknown
-        if differs.forbidden:
+        if not differs.forbidden:
+            evidence.append(differs.shown)
+        else:
             ending = ending if verdict == "fail" else "inventory"
             verdict = "fail"
             reasons += differs.forbidden
+    if verdict == "pass" and not evidence:
+        evidence.append("the machine answers; nothing else was compared, and there are no checks")
     return Opinion(
         verdict=verdict,
         ending=ending,
         reasons=tuple(reasons),
+        evidence=tuple(evidence),
         warnings=tuple(warnings),
         failed_before_too=excused,
         sentences=sentences,
     )
+
+
+def _passing(before: CheckReport | None, now: CheckReport) -> list[str]:
+    """Return how many of the required checks pass, and how many of these did before."""
+    passing = {r.key for r in now.results if r.group == "required" and r.outcome == "pass"}
+    if not passing:
+        return []
+    said = f"{len(passing)} required {'check passes' if len(passing) == 1 else 'checks pass'}"
+    if before is None:
+        return [said]
+    earlier = passing & {r.key for r in before.results if r.outcome == "pass"}
+    since = "as before the change" if earlier == passing else f"{len(earlier)} before the change"
+    return [f"{said}, {since}"]
 
 
 def look_json(look: Look) -> dict[str, Any]:

@@ -47,6 +47,10 @@ def build(row: ChangeRow, now: datetime) -> dict[str, Any]:
         "before": kept.get("before"),
         "looks": looks,
         "verdict_reasons": list(last.get("reasons", [])),
+        "evidence": list(
+            dict.fromkeys(said for look in looks for said in look.get("evidence", []))
+        ),
+        "passing": passing(last),
         "warnings": list(last.get("warnings", [])),
         "probes": probes(kept.get("before") or {}, last),
         "inventory": kept.get("inventory"),
@@ -88,6 +92,12 @@ def probes(before: Mapping[str, Any], last: Mapping[str, Any]) -> list[dict[str,
             continue
         found.append({"name": key, "before": _side(was), "after": _side(is_now)})
     return found
+
+
+def passing(last: Mapping[str, Any]) -> list[str]:
+    """Return the checks that pass, and what was found."""
+    checks = (last.get("checks") or {}).get("checks", [])
+    return [f"{c['id']}: {c['reason']}" for c in checks if c["outcome"] == "pass"]
 
 
 def _side(check: Mapping[str, Any] | None) -> dict[str, Any] | None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 _WIDTH = 100
+_LISTED_MOST = 20
 
 
 def text(report: Mapping[str, Any]) -> str:
@@ -36,7 +37,9 @@ def _lines(report: Mapping[str, Any]) -> Iterator[str]:
     if report["put_back"]:
         yield from _field("now", report["put_back"])
     yield from _section("Why", report["verdict_reasons"])
+    yield from _section("What was seen", report["evidence"])
     yield from _probes(report["probes"])
+    yield from _section("Checks that pass", _first(report["passing"]))
     yield from _section("What differs in the machine", _differences(report))
     yield from _section("Warnings", report["warnings"])
     yield from _section("The last lines", report["log_lines"])
@@ -67,6 +70,11 @@ def _section(title: str, items: list[str]) -> Iterator[str]:
         yield from textwrap.wrap(
             visible(item), _WIDTH, initial_indent="  - ", subsequent_indent="    "
         ) or ["  -"]
+
+
+def _first(items: list[str]) -> list[str]:
+    more = len(items) - _LISTED_MOST
+    return [*items[:_LISTED_MOST], f"and {more} more"] if more > 0 else items
 
 
 def _probes(probes: list[Mapping[str, Any]]) -> Iterator[str]:

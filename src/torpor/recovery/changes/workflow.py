@@ -133,7 +133,7 @@ class _Change:
         if verdict == "inconclusive":
             self.last("keep", "inconclusive", f"nothing speaks against it, but: {why}")
         else:
-            self.last("keep", "kept", why or "it looks right")
+            self.last("keep", "kept", why)
 
     def _look(self, phase: str) -> tuple[str, str]:
         found = self.step("verify", phase)
