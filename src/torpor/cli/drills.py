@@ -5,12 +5,11 @@ from __future__ import annotations
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
-from typer.core import TyperGroup
-from typing_extensions import override
 
+from torpor.cli import completion
 from torpor.cli.find_drill import DrillArg, find_drill
 from torpor.cli.find_snapshot import find_source
 from torpor.cli.output import (
@@ -23,6 +22,7 @@ from torpor.cli.output import (
     visible,
 )
 from torpor.cli.removal import remove_each
+from torpor.cli.unnamed import UnlessNamed
 from torpor.errors import InvalidRequest, TorporError
 
 if TYPE_CHECKING:
@@ -35,14 +35,9 @@ if TYPE_CHECKING:
 _BOOTS: dict[str, tuple[str, ...]] = {"both": ("ram", "cold"), "ram": ("ram",), "cold": ("cold",)}
 
 
-class _RunUnlessNamed(TyperGroup):
-    """`torpor drill SNAPSHOT` is `torpor drill run SNAPSHOT`."""
-
-    @override
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args and args[0] not in (*self.commands, *ctx.help_option_names):
-            args = ["run", *args]
-        return super().parse_args(ctx, args)
+class _RunUnlessNamed(UnlessNamed):
+    unnamed = "run"
+    shown_as = "torpor drill SNAPSHOT|SANDBOX"
 
 
 app = typer.Typer(
@@ -73,6 +68,7 @@ def run(
         typer.Argument(
             metavar="SNAPSHOT|SANDBOX",
             help="A snapshot, or a sandbox: then its newest, oldest and a random one in turn.",
+            autocompletion=completion.sources,
         ),
     ],
     schedule: Annotated[

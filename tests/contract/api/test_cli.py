@@ -303,6 +303,9 @@ def test_what_a_user_is_told(cli: Cli, sandbox: str) -> None:
     assert re.search(
         r"Options of `torpor watch SANDBOX`:\n.*--every", cli("watch", "-h"), re.DOTALL
     )
+    assert re.search(
+        r"Options of `torpor drill SNAPSHOT\|SANDBOX`:\n.*--schedule", cli("drill", "-h"), re.DOTALL
+    )
     assert cli("profile", "list") == cli("profile", "ls"), "as it was called before"
     told = cli.fails("create", "--network", "bridge", code=64)
     assert "--network 'bridge'" in told
