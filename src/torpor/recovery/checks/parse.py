@@ -43,6 +43,7 @@ def parse_checks(text: str, *, source: str) -> CheckPlan:
         LimitExceeded: it is over 256 KiB or has more than 500 checks.
     """
     root = read_tree(text, source=source)
+    _check_groups(root)
     top = root.only(_TOP)
     timing = _timing(top["defaults"], Timing()) if "defaults" in top else Timing()
     checks = [
@@ -59,6 +60,16 @@ def parse_checks(text: str, *, source: str) -> CheckPlan:
             f"{source} has {len(checks)} checks; at most {CHECKS_MOST} are wanted", source=source
         )
     return CheckPlan(source=source, text=text, checks=tuple(checks), folders=folders, timing=timing)
+
+
+def _check_groups(root: Node) -> None:
+    """Refuse a file of goss's, whose resources stand at the top, with a word on where they belong here."""
+    for name in root.mapping():
+        if name in KINDS and root.keys is not None:
+            raise root.keys[name].wrong(
+                f"{name!r} stands at the top of the file",
+                hint=f"put it below `required`, which decides, or `wanted`, which warns: required: {{{name}: …}}",
+            )
 
 
 def _group(node: Node, group: Group, timing: Timing) -> Iterator[Check]:

@@ -165,7 +165,7 @@ def read_tree(text: str, *, source: str) -> Node:
         mark = exc.problem_mark or exc.context_mark
         place = _at(source, mark, "")
         said = " ".join(str(part) for part in (exc.context, exc.problem) if part)
-        raise place.wrong(f"this is not YAML: {said}") from exc
+        raise place.wrong(f"this is not YAML: {said}", hint=_tab_hint(text, place)) from exc
     except (yaml.YAMLError, UnicodeError, ValueError) as exc:
         # a character that no YAML may hold; the reader knows no line
         position = _position(exc, text)
@@ -175,6 +175,13 @@ def read_tree(text: str, *, source: str) -> Node:
     if root is None:
         raise Place(source, 1, 1, "").wrong("the file is empty; wanted `required` or `wanted`")
     return _built(root, source, "")
+
+
+def _tab_hint(text: str, place: Place) -> str | None:
+    """Return what to say when what cannot be read is a tab."""
+    line = "".join(text.split("\n")[place.line - 1 : place.line])
+    is_tab = line[place.column - 1 : place.column] == "\t"
+    return "YAML is indented with spaces, never with tabs" if is_tab else None
 
 
 def _position(error: Exception, text: str) -> int:

@@ -121,6 +121,19 @@ def test_the_nearest_key_is_named() -> None:
     assert told.value.hint == "did you mean 'exit-status'?"
 
 
+@pytest.mark.parametrize(
+    ("text", "place", "hint"),
+    [
+        ("required:\n  file:\n\t/x: {}", "3:1", "with spaces, never with tabs"),
+        ("# a file of goss\nfile:\n  /x: {exists: true}", "2:1", "put it below `required`"),
+    ],
+)
+def test_common_mistakes_have_a_hint(text: str, place: str, hint: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"^checks.yaml:{place}: ") as told:
+        parse(text)
+    assert hint in (told.value.hint or "")
+
+
 def test_a_file_that_is_too_large() -> None:
     with pytest.raises(LimitExceeded, match="at most 262144"):
         parse("required: {command: {x: {title: '" + "a" * 300_000 + "'}}}")
