@@ -73,7 +73,8 @@ def row(state: ChangeState = S.ROLLED_BACK, **changes: Any) -> ChangeRow:
         ChangeSpec(reason=EVIL, command=EVIL, checks="required: {}"),
         report={
             "steps": [{"name": "verify", "started_at": T0.isoformat(), "duration_ms": 1500, "outcome": EVIL * 9}],
-            "point": {"id": "snap_3", "label": EVIL, "consistency": "filesystem", "size_bytes": 1, "pause_ms": 2.0},
+            "point": {"id": "snap_3", "label": EVIL, "consistency": "filesystem", "size_bytes": 1, "pause_ms": 2.0,
+                      "quiesce": {"cursor": "outbox 41"}},
             "command": command,
             "before": {"checks": {"checks": [check("pass")]}},
             "looks": [{"checks": {"checks": [check("fail")]}, "reasons": [EVIL], "warnings": [EVIL]}],
@@ -114,12 +115,14 @@ def test_a_page_is_whole_and_what_a_machine_says_stays_text() -> None:
     assert "\x1b" not in found
     assert "&lt;script&gt;" in found
     assert "default-src 'none'" in found
+    assert "outbox 41" in found
 
 
 def test_text_steers_no_terminal() -> None:
     found = text(build(row(), T0))
     assert re.fullmatch(r"[\x20-\x7e\n…]*", found)
     assert "before  pass" in found
+    assert "cursor    outbox 41\n" in found
     assert "after   fail" in found
 
 

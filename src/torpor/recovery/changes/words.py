@@ -19,23 +19,9 @@ def _lines(report: Mapping[str, Any]) -> Iterator[str]:
     change = report["change"]
     yield from textwrap.wrap(visible(report["headline"]), _WIDTH)
     yield ""
-    yield f"sandbox   {change['sandbox_id']}"
-    if change["author"]:
-        yield f"by        {visible(change['author'])}"
-    if change["target"]:
-        yield f"target    {visible(change['target'])}"
-    if change["command"]:
-        yield from _field("command", change["command"])
-    yield f"begun     {change['created_at'][:19].replace('T', ' ')} UTC"
-    if change["ended_at"]:
-        yield f"ended     {change['ended_at'][:19].replace('T', ' ')} UTC"
-    snapshot = report["snapshot"]
-    if snapshot:
-        yield f"before    {snapshot['id']}, {snapshot['consistency']}-consistent"
-    if report["failed_state"]:
-        yield from _field("left as", report["failed_state"])
-    if report["put_back"]:
-        yield from _field("now", report["put_back"])
+    for name, value in _facts(report):
+        if value:
+            yield from _field(name, value)
     yield from _section("Why", report["verdict_reasons"])
     yield from _section("What was seen", report["evidence"])
     yield from _probes(report["probes"])
@@ -53,6 +39,20 @@ def _lines(report: Mapping[str, Any]) -> Iterator[str]:
         for step in report["next"]:
             yield f"  {step['words']}:"
             yield f"      {step['command']}"
+
+
+def _facts(report: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
+    change, snapshot = report["change"], report["snapshot"] or {}
+    yield "sandbox", change["sandbox_id"]
+    yield "by", change["author"]
+    yield "target", change["target"]
+    yield "command", change["command"]
+    for name, time in (("begun", change["created_at"]), ("ended", change["ended_at"])):
+        yield name, time and f"{time[:19].replace('T', ' ')} UTC"
+    yield "before", f"{snapshot['id']}, {snapshot['consistency']}-consistent" if snapshot else None
+    yield "cursor", (snapshot.get("quiesce") or {}).get("cursor")
+    yield "left as", report["failed_state"]
+    yield "now", report["put_back"]
 
 
 def _field(name: str, value: str) -> Iterator[str]:

@@ -6,8 +6,6 @@ asks the provider without the agent right after a turn has failed.
 
 from __future__ import annotations
 
-import re
-import shlex
 from collections.abc import Iterable
 
 from torpor.recovery.checks.clean import clean, clean_output
@@ -19,6 +17,7 @@ from torpor.recovery.checks.matchers import Matcher, Output, pattern_matcher
 from torpor.recovery.checks.plan import Check, TurnSpec
 from torpor.recovery.checks.probe import ProbeMachine, Ran
 from torpor.recovery.checks.regexes import search
+from torpor.recovery.profiles.homes import globbed
 from torpor.recovery.profiles.model import AgentProfile
 
 CONTROL_SECONDS = 30.0
@@ -72,17 +71,11 @@ async def _user_of(spec: TurnSpec, probe: ProbeMachine) -> str | None:
     """Return who takes the turn: as root an agent would leave files that it cannot write itself."""
     if spec.user is not None or not spec.homes:
         return spec.user
-    patterns = " ".join(_globbed(pattern) for pattern in spec.homes)
+    patterns = " ".join(globbed(pattern) for pattern in spec.homes)
     look = f'for home in {patterns}; do [ -d "$home" ] && stat -c %u -- "$home" && break; done'
     ran = await probe.run(look, timeout_seconds=CONTROL_SECONDS)
     uid = ran.stdout.decode("ascii", "replace").strip()
     return uid if uid.isdecimal() and len(uid) <= 10 else None
-
-
-def _globbed(pattern: str) -> str:
-    """Return a pattern for the shell: all of it in quotes but the stars and question marks."""
-    parts = re.split(r"([*?]+)", pattern)
-    return "".join(part if part[:1] in ("*", "?") else shlex.quote(part) for part in parts if part)
 
 
 def _wants(check: Check, spec: TurnSpec | None) -> dict[str, Matcher]:

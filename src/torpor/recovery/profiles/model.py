@@ -101,7 +101,7 @@ class Cursor:
     command: Command | None = None
     file: str | None = None
     at: str | None = None
-    """With `file`: JSON pointer; None: the file's whole text."""
+    """With `file`: JSON pointer to what is noted; None: when it was last written, and its size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
