@@ -122,6 +122,8 @@ def _facts(info: WatchInfo) -> dict[str, object]:
     if info.failing_since is not None:
         facts["failing since"] = f"{info.failing_since:%Y-%m-%d %H:%M} UTC"
         facts["put it back"] = info.offer or "no snapshot of it is known to be good"
+        if info.offer:
+            facts["not undone"] = "what it did to others; what it did to itself since then is lost"
     return facts
 
 

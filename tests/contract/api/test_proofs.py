@@ -113,7 +113,9 @@ def test_watches_on_the_command_line(
     failed = cli("watch", "look", "hermes-1", code=90)
     offer = f"torpor rollback {sandbox.id} {good.id} --cold"
     assert offer in failed
-    assert offer in cli("watch", "show", "hermes-1")
+    shown = cli("watch", "show", "hermes-1")
+    assert offer in shown
+    assert "what it did to others" in shown
     assert offer in cli("ls")
     assert offer in cli("get", "hermes-1")
     assert cli.json("watch", "ls")[0]["outcome"] == "fail"

@@ -218,7 +218,7 @@ def note_of(info: WatchInfo) -> str:
     since = f"{info.failing_since:%Y-%m-%d %H:%M}" if info.failing_since else "now"
     why = info.reasons[0] if info.reasons else info.sentence
     what = (
-        f"put it back: {info.offer}"
+        f"put it back (what it did to others stays done): {info.offer}"
         if info.offer
         else "no snapshot of it is known to be good; prove one: torpor drill " + info.sandbox_id
     )
