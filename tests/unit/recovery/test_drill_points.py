@@ -11,10 +11,11 @@ import pytest
 
 from tests.fakes.engine import FakeEngine
 from torpor.base.clock import SystemClock
-from torpor.model import SandboxSpec
+from torpor.model import ProcessInfo, SandboxSpec
 from torpor.model_checks import CheckReport, CheckResult
 from torpor.model_drills import DrillSpec
 from torpor.model_inventory import Entry, Inventory, Section
+from torpor.recovery.checks import regexes
 from torpor.recovery.drills.look import _Look
 from torpor.recovery.drills.points import (
     Found,
@@ -167,10 +168,75 @@ def test_services_that_ran_have_to_run_but_not_those_that_are_held() -> None:
 
 def test_processes() -> None:
     found = Found()
-    add_processes(found, [("hermes.*gateway", True)])
+    add_processes(found, [("hermes.*gateway", "", True)])
     assert found.point("agent").outcome == "pass"
-    add_processes(found, [("other", False)])
+    add_processes(found, [("strange", "it took too long", False)])
+    assert found.point("agent").outcome == "inconclusive"
+    add_processes(found, [("other", "", False)])
     assert found.point("agent").why == "a process like 'other' does not run"
+
+
+def test_a_careless_pattern_of_a_machines_own_does_not_hold_up_the_daemon(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Both the pattern and the command line can be the machine's."""
+    monkeypatch.setattr(regexes, "SEARCH_LIMIT_S", 1.0)
+    profile = AgentProfile(
+        name="own",
+        processes=("^(a+)+$", "^gate.*way$"),
+        freeze_processes=("gateway",),
+    )
+
+    async def processes() -> list[ProcessInfo]:
+        said = ((7, "S", "a" * 60 + "!"), (8, "T", "gateway"), (9, "T", "gate-keeper"))
+        return [
+            ProcessInfo(
+                pid=pid,
+                ppid=1,
+                user="root",
+                state=state,
+                rss_bytes=1,
+                command=command,
+                exec_id=None,
+            )
+            for pid, state, command in said
+        ]
+
+    async def main() -> None:
+        engine = FakeEngine()
+        box = await engine.create(SandboxSpec(template="base"))
+        monkeypatch.setattr(engine.sandboxes[box.id].guest, "processes", processes)
+        ran: list[object] = []
+        ticks = 0
+
+        async def tick() -> None:
+            nonlocal ticks
+            while True:
+                await asyncio.sleep(0.05)
+                ticks += 1
+
+        class Probe:
+            async def run(self, command: object, **_: object) -> None:
+                ran.append(command)
+
+        ticking = asyncio.create_task(tick())
+        try:
+            async with engine.guest(box.id) as guest:
+                look = _Look(guest, DrillSpec(), "ram", None, SystemClock(), lambda _: None)
+                look._held = held_of(profile, None)
+                await look._let_go(Probe(), profile)  # type: ignore[arg-type]
+                await look._settled(profile)
+        finally:
+            ticking.cancel()
+            await engine.aclose()
+        assert ran == [("kill", "-CONT", "8")]
+        point = look._found.point("agent")
+        assert point.outcome == "inconclusive"
+        assert "took longer than 1 s" in point.why
+        assert "a process like '^gate.*way$' runs" in point.details
+        assert ticks > 10, "others are served meanwhile"
+
+    asyncio.run(main())
 
 
 def test_what_is_held_of_an_agent_that_schedules_itself() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import fnmatch
-import re
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -210,17 +209,32 @@ class _Look:
         for unit in names:
             self._progress(f"letting {unit} run, for the checks")
             await probe.run(_LET_GO.format(unit=shlex.quote(unit)), timeout_seconds=_COMMAND_S)
-        patterns = [re.compile(text) for text in profile.processes]
-        if patterns and self._held.still.processes:
-            stopped = [
-                str(process.pid)
-                for process in await self._guest.processes()
-                if process.state.startswith(("T", "t"))
-                and any(pattern.search(process.command) for pattern in patterns)
-            ]
-            if stopped:
-                await probe.run(("kill", "-CONT", *stopped), timeout_seconds=_COMMAND_S)
+        if profile.processes and self._held.still.processes:
+            await self._let_processes_go(probe, profile)
         return names
+
+    async def _let_processes_go(self, probe: GuestProbe, profile: AgentProfile) -> None:
+        stopped = [p for p in await self._guest.processes() if p.state.startswith(("T", "t"))]
+        commands = [process.command for process in stopped]
+        fit: set[str] = set()
+        for pattern in profile.processes:
+            _, fits = await self._fits(pattern, commands)
+            fit |= {str(p.pid) for p, is_fit in zip(stopped, fits, strict=True) if is_fit}
+        if fit:
+            await probe.run(("kill", "-CONT", *sorted(fit)), timeout_seconds=_COMMAND_S)
+
+    async def _fits(self, pattern: str, commands: list[str]) -> tuple[str, list[bool]]:
+        """Return which command lines a profile's pattern fits, and why that cannot be told.
+
+        Both may be the machine's own: a careless pattern must not hold up this host.
+        """
+        from torpor.recovery.checks.facts import Unclear
+        from torpor.recovery.checks.regexes import which
+
+        try:
+            return "", await which(pattern, commands)
+        except Unclear as exc:
+            return str(exc), [False] * len(commands)
 
     def _agent_units(self) -> tuple[str, ...]:
         """Return the agent's services that are held, as far as they ran; their patterns when that is not known."""
@@ -237,9 +251,10 @@ class _Look:
         until = loop.time() + _GRACE_S
         while True:
             commands = [process.command for process in await self._guest.processes()]
-            there = [(p, any(re.search(p, c) for c in commands)) for p in profile.processes]
+            fits = [(p, *await self._fits(p, commands)) for p in profile.processes]
+            there = [(p, why, any(found)) for p, why, found in fits]
             now = None if self._before is None else await self._taken(profile)
-            is_late = not all(is_there for _, is_there in there) or (
+            is_late = not all(is_there or why for _, why, is_there in there) or (
                 self._before is not None
                 and now is not None
                 and missing_units(self._before, now, self._held)

@@ -188,9 +188,12 @@ def _state(entry: object) -> str:
     return str(shown.get("state") or "not there")
 
 
-def add_processes(found: Found, patterns: Sequence[tuple[str, bool]]) -> None:
-    """Say which of the agent's processes are there: each pattern, and whether a command line has it."""
-    for pattern, is_there in patterns:
+def add_processes(found: Found, patterns: Sequence[tuple[str, str, bool]]) -> None:
+    """Say which of the agent's processes are there: each pattern, why it cannot be told, and whether it fits one."""
+    for pattern, why_not, is_there in patterns:
+        if why_not:
+            found.add("agent", "inconclusive", why_not)
+            continue
         outcome: PointOutcome = "pass" if is_there else "fail"
         word = "runs" if is_there else "does not run"
         found.add("agent", outcome, f"a process like {pattern!r} {word}")
