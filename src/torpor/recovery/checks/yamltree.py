@@ -20,7 +20,7 @@ TEXT_BYTES_MOST = 256 << 10
 DEPTH_MOST = 16
 KEY_CHARS_MOST = 4096
 
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _CORE = "tag:yaml.org,2002:"
 _PLAIN = {
     f"{_CORE}{name}" for name in ("str", "int", "float", "bool", "null", "timestamp", "value")
@@ -160,7 +160,7 @@ def read_tree(text: str, *, source: str) -> Node:
         )
     try:
         _check_events(text, source)
-        root = yaml.compose(text, Loader=_LOADER)
+        root = yaml.compose(text, Loader=LOADER)
     except yaml.MarkedYAMLError as exc:
         mark = exc.problem_mark or exc.context_mark
         place = _at(source, mark, "")
@@ -168,7 +168,7 @@ def read_tree(text: str, *, source: str) -> Node:
         raise place.wrong(f"this is not YAML: {said}", hint=_tab_hint(text, place)) from exc
     except (yaml.YAMLError, UnicodeError, ValueError) as exc:
         # a character that no YAML may hold; the reader knows no line
-        position = _position(exc, text)
+        position = position_of(exc, text)
         line = text.count("\n", 0, position) + 1
         place = Place(source, line, position - text.rfind("\n", 0, position), "")
         raise place.wrong("this is not YAML: it has a character that YAML may not have") from exc
@@ -184,12 +184,12 @@ def _tab_hint(text: str, place: Place) -> str | None:
     return "YAML is indented with spaces, never with tabs" if is_tab else None
 
 
-def _position(error: Exception, text: str) -> int:
+def position_of(error: Exception, text: str) -> int:
     """Return at which character of `text` it was that YAML may not have."""
     if isinstance(error, UnicodeEncodeError):
         return error.start
     position = int(getattr(error, "position", 0))
-    if _LOADER is yaml.SafeLoader:
+    if LOADER is yaml.SafeLoader:
         return position
     return len(text.encode()[:position].decode(errors="ignore"))  # libyaml counts bytes
 
@@ -197,7 +197,7 @@ def _position(error: Exception, text: str) -> int:
 def _check_events(text: str, source: str) -> None:
     """Refuse what could make the tree larger or deeper than its text."""
     depth = documents = 0
-    for event in yaml.parse(text, Loader=_LOADER):
+    for event in yaml.parse(text, Loader=LOADER):
         if isinstance(event, yaml.AliasEvent):
             raise _at(source, event.start_mark, "").wrong(
                 f"the alias *{event.anchor} is not taken",

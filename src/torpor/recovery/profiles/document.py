@@ -10,6 +10,7 @@ import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from torpor.errors import InvalidRequest
+from torpor.recovery.checks.yamltree import LOADER, position_of
 
 T = TypeVar("T")
 BYTES_MOST = 256 << 10
@@ -124,13 +125,17 @@ def read_document(text: str, *, source: str) -> Item:
         raise InvalidRequest(f"{source}: it is longer than {BYTES_MOST >> 10} KiB")
     try:
         _refuse_tricks(text, source)
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        node = yaml.compose(text, Loader=LOADER)
     except yaml.MarkedYAMLError as exc:
         mark = exc.problem_mark or exc.context_mark
         where = f"{source}:{mark.line + 1}:{mark.column + 1}" if mark else source
         raise InvalidRequest(f"{where}: {exc.problem or exc.context}") from exc
-    except yaml.YAMLError as exc:
-        raise InvalidRequest(f"{source}: it is no YAML: {exc}") from exc
+    except (yaml.YAMLError, UnicodeError) as exc:
+        position = position_of(exc, text)
+        line, column = text.count("\n", 0, position) + 1, position - text.rfind("\n", 0, position)
+        raise InvalidRequest(
+            f"{source}:{line}:{column}: it has a character that YAML may not have"
+        ) from exc
     if node is None:
         raise InvalidRequest(f"{source}:1:1: it is empty")
     return Item(node, source)
@@ -139,7 +144,7 @@ def read_document(text: str, *, source: str) -> Item:
 def _refuse_tricks(text: str, source: str) -> None:
     """Refuse what makes a short document a long one, before anything is built of it."""
     depth = 0
-    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+    for event in yaml.parse(text, Loader=LOADER):
         mark = event.start_mark
         where = f"{source}:{mark.line + 1}:{mark.column + 1}" if mark else source
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):

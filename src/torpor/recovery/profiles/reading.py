@@ -98,8 +98,8 @@ def _pattern(item: Item) -> str:
     value = item.text()
     try:
         re.compile(value)
-    except re.error as exc:
-        item.fail(f"{value!r} is no regular expression: {exc}")
+    except (re.error, OverflowError, RecursionError) as exc:
+        item.fail(f"{value[:200]!r} is no regular expression: {exc}")
     return value
 
 
