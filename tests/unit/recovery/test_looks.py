@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -15,7 +15,13 @@ from tests.unit.recovery.inventories import entry, inventory, section
 from tests.unit.recovery.stage import check_report
 from torpor.base.clock import SystemClock
 from torpor.base.home import Home
-from torpor.errors import DataDamaged, NotFound
+from torpor.errors import (
+    DataDamaged,
+    InsufficientResources,
+    LimitExceeded,
+    NotFound,
+    TorporError,
+)
 from torpor.model import SandboxInfo, SandboxSpec, SandboxState
 from torpor.model_changes import ChangeId, ChangeSpec
 from torpor.recovery.changes import looks
@@ -90,6 +96,22 @@ def test_a_machine_that_ended_or_stands_still() -> None:
     assert looked(paused).is_away
     with pytest.raises(NotFound):
         looked(deleted)
+
+
+@pytest.mark.parametrize("error", [InsufficientResources("no memory"), LimitExceeded("too many")])
+def test_a_sleeping_machine_that_the_host_has_no_room_for_says_nothing(
+    error: TorporError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> NoReturn:
+        raise error
+
+    async def act(engine: FakeEngine, box: SandboxInfo) -> None:
+        await engine.hibernate(box.id)
+        monkeypatch.setattr(engine, "guest", full)
+
+    found = looked(act)
+    assert (found.answers, found.is_away, found.problem) == (False, True, error.message)
+    assert opinion({}, found, SPEC, None).verdict == "inconclusive"
 
 
 def test_what_looks_say() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import pytest
 
@@ -18,7 +18,14 @@ from torpor.base.home import Home
 from torpor.base.ids import new_id
 from torpor.db.database import Database
 from torpor.db.watches import WatchRows
-from torpor.errors import InvalidRequest, NotFound
+from torpor.errors import (
+    DataDamaged,
+    HostNotReady,
+    InsufficientResources,
+    InvalidRequest,
+    NotFound,
+    TorporError,
+)
 from torpor.model import SandboxId, SandboxState
 from torpor.model_changes import ChangeState
 from torpor.model_watches import WatchInfo, WatchSpec
@@ -278,6 +285,51 @@ def test_a_machine_that_lost_its_agent_is_looked_at_where_it_was(act: Act) -> No
         found = await looker.look(box.id, spec)
         assert "skills" in guest.plans[-1]["sources"]
         assert found.outcome == "fail"
+
+    act(scene)
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (DataDamaged("a layer is not what was written"), "fail"),
+        (InsufficientResources("no memory is left"), "inconclusive"),
+        (HostNotReady("the agent is too old"), "inconclusive"),
+    ],
+)
+def test_a_machine_that_cannot_be_woken_is_told(
+    act: Act, monkeypatch: pytest.MonkeyPatch, error: TorporError, outcome: str
+) -> None:
+    def refuses(*_: object) -> NoReturn:
+        raise error
+
+    async def scene(stage: Stage) -> None:
+        box = await stage.sandbox()
+        await stage.engine.hibernate(box.id)
+        monkeypatch.setattr(stage.engine, "guest", refuses)
+        seen = await REAL(stage.engine, SystemClock()).look(box.id, replace(SPEC, wake=True))
+        assert seen.outcome == outcome
+        assert error.message in seen.sentence
+
+    act(scene)
+
+
+@pytest.mark.parametrize("error", [NotFound("no profile is called so"), RuntimeError("a fault")])
+def test_a_look_that_comes_to_nothing_is_not_taken_for_the_one_before(
+    act: Act, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    async def broken(*_: object) -> NoReturn:
+        raise error
+
+    async def scene(stage: Stage) -> None:
+        watches, box = stage.recovery.watches, await stage.sandbox()
+        await watches.put(box.id, SPEC)
+        assert (await watches.look(box.id)).outcome == "pass"
+        monkeypatch.setattr(ScriptedWatchLooker, "look", broken)
+        await watches._look_by_the_clock(box.id)
+        found = await watches.get(box.id)
+        assert found.outcome == "inconclusive"
+        assert str(error.args[0]) in found.sentence
 
     act(scene)
 

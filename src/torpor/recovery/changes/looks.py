@@ -16,6 +16,8 @@ from torpor.errors import (
     GuestFailed,
     GuestUnreachable,
     HostNotReady,
+    InsufficientResources,
+    LimitExceeded,
     NotFound,
     OperationTimeout,
     TorporError,
@@ -36,6 +38,8 @@ Phase = Literal["before", "after", "probation", "undone"]
 ANSWER_S = 90.0
 """How long a machine that runs may not answer until it counts as broken."""
 _RETRY_S = 1.0
+NO_ROOM = (InsufficientResources, LimitExceeded)
+"""Why a machine cannot be woken to be looked at, which says nothing about it."""
 _ENDED = frozenset({SandboxState.FAILED, SandboxState.STOPPED})
 
 
@@ -113,6 +117,8 @@ class Looker:
                 problem = exc.message
             except WrongState as exc:
                 problem = exc.message
+            except NO_ROOM as exc:  # a machine that sleeps, and that this host has no room for now
+                return Look(phase=phase, answers=False, problem=exc.message, is_away=True)
             info = await self._engine.get(sandbox_id)
             if info.state is SandboxState.DELETED:
                 raise NotFound(f"sandbox {sandbox_id} is deleted", sandbox_id=sandbox_id)

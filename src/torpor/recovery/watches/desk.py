@@ -18,10 +18,11 @@ from torpor.base.aio import Supervisor
 from torpor.base.clock import Clock, SystemClock
 from torpor.base.home import Home
 from torpor.db.watches import WatchRows
-from torpor.errors import InvalidRequest, NotFound
+from torpor.errors import InvalidRequest, NotFound, TorporError
 from torpor.model import SandboxId, SandboxState
 from torpor.model_changes import ChangeInfo
 from torpor.model_watches import WatchInfo, WatchSpec
+from torpor.recovery.changes.looks import told
 from torpor.recovery.cron import check_schedule, next_time
 from torpor.recovery.requests import check_checks, check_profile
 from torpor.recovery.timetable import Timetable
@@ -152,11 +153,21 @@ class WatchDesk:
             info, spec = self._found(sandbox_id)
             try:
                 seen = await self._seen(sandbox_id, spec)
-            except NotFound:
-                await asyncio.to_thread(self._rows.drop, sandbox_id)
-                self._watches.pop(sandbox_id, None)
-                raise
+            except Exception as exc:
+                if isinstance(exc, NotFound) and await self._is_gone(sandbox_id):
+                    await asyncio.to_thread(self._rows.drop, sandbox_id)
+                    self._watches.pop(sandbox_id, None)
+                    raise
+                if not isinstance(exc, TorporError):
+                    log.exception("sandbox %s could not be looked at", sandbox_id)
+                seen = Seen("inconclusive", f"it could not be looked at: {told(exc)}"[:_NOTE_MOST])
             return await self._noted(info, spec, seen)
+
+    async def _is_gone(self, sandbox_id: SandboxId) -> bool:
+        try:
+            return (await self._engine.get(sandbox_id)).state is SandboxState.DELETED
+        except NotFound:
+            return True
 
     async def _seen(self, sandbox_id: SandboxId, spec: WatchSpec) -> Seen:
         change = await self._open_change(sandbox_id)

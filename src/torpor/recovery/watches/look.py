@@ -12,6 +12,7 @@ from torpor.errors import (
     GenerationChanged,
     GuestFailed,
     GuestUnreachable,
+    HostNotReady,
     NotFound,
     OperationTimeout,
     TorporError,
@@ -22,6 +23,7 @@ from torpor.guest.port import Guest
 from torpor.model import SandboxId, SandboxState
 from torpor.model_inventory import Inventory
 from torpor.model_watches import WatchOutcome, WatchSpec
+from torpor.recovery.changes.looks import NO_ROOM
 from torpor.sandboxes.port import EnginePort
 
 _TRIES = 3
@@ -85,7 +87,9 @@ class WatchLooker:
             except (GuestUnreachable, VmmFailed) as exc:
                 if left == 0:
                     return Seen("fail", f"the machine does not answer: {exc.message}")
-            except (GuestFailed, OperationTimeout) as exc:
+            except DataDamaged as exc:
+                return Seen("fail", f"the machine cannot come back: {exc.message}")
+            except (GuestFailed, OperationTimeout, HostNotReady, *NO_ROOM) as exc:
                 return Seen("inconclusive", f"it could not be looked at: {exc.message}")
             await asyncio.sleep(_RETRY_S)
         raise AssertionError("the last try returns")
