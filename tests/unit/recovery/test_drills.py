@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -27,6 +27,7 @@ from torpor.recovery.drills.choose import choose
 from torpor.recovery.drills.look import Findings
 from torpor.recovery.drills.still import SCHEDULERS
 from torpor.recovery.drills.words import text
+from torpor.recovery.timetable import Timetable
 
 NAMES: tuple[PointName, ...] = ("agent", "files", "services", "task", "schedule")
 Said = str | Exception
@@ -398,6 +399,61 @@ def test_what_was_missed_is_made_up_for_once(act: Act) -> None:
         assert await drills.schedules() == []
 
     act(scene)
+
+
+def test_a_clock_that_was_ahead_for_a_while_stops_no_schedule(act: Act) -> None:
+    async def scene(stage: Stage) -> None:
+        box = await stage.sandbox()
+        drills = stage.recovery.drills
+        made = await drills.add_schedule(box.id, DrillSpec(), "0 4 * * 1")
+        await drills._do_due(made.next_at + timedelta(days=4000))
+        (ahead,) = await drills.schedules()
+        assert ahead.next_at > made.next_at + timedelta(days=3999)
+        await stage.restart()
+        drills = stage.recovery.drills
+        async with asyncio.timeout(10):
+            while (await drills.schedules())[0].next_at == ahead.next_at:
+                await asyncio.sleep(0.01)
+        assert (await drills.schedules())[0].next_at == made.next_at
+
+    act(scene)
+
+
+def test_a_clock_that_is_set_back_while_the_daemon_runs(caplog: pytest.LogCaptureFixture) -> None:
+    class Set:
+        at = NOW
+
+        def now(self) -> datetime:
+            return self.at
+
+        def monotonic_s(self) -> float:
+            return 0.0
+
+    clock, calls = Set(), list[datetime]()
+
+    async def main() -> None:
+        async def set_back(now: datetime) -> None:
+            calls.append(now)
+            if len(calls) == 2:
+                raise OSError("the disk is full")
+
+        async def do_due(_: datetime) -> None:
+            raise AssertionError("nothing is due")
+
+        table = Timetable("test", clock, lambda: None, do_due, set_back)
+        running = asyncio.create_task(table.run())
+        for at in (NOW, NOW + timedelta(hours=1), NOW, NOW):
+            clock.at = at
+            table.wake()
+            for _ in range(5):
+                await asyncio.sleep(0)
+        running.cancel()
+
+    asyncio.run(main())
+    assert calls == [NOW, NOW, NOW], (
+        "when it begins, when it is set back, and again after a failure"
+    )
+    assert "the disk is full" in caplog.text
 
 
 def test_a_schedule_of_what_is_gone_says_so(act: Act) -> None:

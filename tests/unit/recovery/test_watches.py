@@ -193,6 +193,57 @@ def test_the_clock_looks_and_what_was_missed_is_made_up_for_once(act: Act) -> No
     act(scene)
 
 
+@pytest.mark.parametrize("spec", [SPEC, replace(SPEC, schedule="0 4 * * *")])
+def test_a_clock_that_was_ahead_for_a_while_stops_no_watch(act: Act, spec: WatchSpec) -> None:
+    async def scene(stage: Stage) -> None:
+        watches, box = stage.recovery.watches, await stage.sandbox()
+        made = await watches.put(box.id, spec)
+        await watches._do_due(made.next_at + timedelta(days=4000))
+        ahead = await watches.get(box.id)
+        assert ahead.next_at > made.next_at + timedelta(days=3999)
+        await stage.restart()
+        async with asyncio.timeout(10):
+            while (found := await stage.recovery.watches.get(box.id)).next_at == ahead.next_at:
+                await asyncio.sleep(0.01)
+        assert found.next_at - made.next_at < timedelta(days=2)
+
+    act(scene)
+
+
+def test_looks_that_take_longer_than_the_time_between_two_do_not_pile_up(
+    act: Act, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = asyncio.Event()
+
+    async def slow(self: ScriptedWatchLooker, sandbox_id: SandboxId, _: WatchSpec) -> Seen:
+        self.looked.append(sandbox_id)
+        await gate.wait()
+        return Seen("pass", "it is well")
+
+    async def scene(stage: Stage) -> None:
+        monkeypatch.setattr(ScriptedWatchLooker, "look", slow)
+        watches, box = stage.recovery.watches, await stage.sandbox()
+        made = await watches.put(box.id, replace(SPEC, every_seconds=60))
+        times = [made.next_at + timedelta(seconds=61 * n) for n in range(5)]
+        for time in times:
+            await watches._do_due(time)
+        gate.set()
+        async with asyncio.timeout(10):
+            while (await watches.get(box.id)).outcome is None:
+                await asyncio.sleep(0.01)
+        found = await watches.get(box.id)
+        assert found.next_at == times[-1] + timedelta(seconds=60), "it was not put back"
+        for _ in range(5):
+            await asyncio.sleep(0.01)
+        assert ScriptedWatchLooker.looked == [box.id]
+        await watches._do_due(found.next_at)
+        async with asyncio.timeout(10):
+            while len(ScriptedWatchLooker.looked) < 2:
+                await asyncio.sleep(0.01)
+
+    act(scene)
+
+
 def test_a_watch_ends_and_goes_with_its_sandbox(act: Act) -> None:
     async def scene(stage: Stage) -> None:
         watches, box = stage.recovery.watches, await stage.sandbox()

@@ -54,7 +54,9 @@ class DrillDesk:
         self._supervisor = Supervisor(_failed)
         self._beginning: set[DrillId] = set()
         self._schedules: dict[str, tuple[ScheduleInfo, DrillSpec]] = {}
-        self._timetable = Timetable("drills", self._clock, self._next_at, self._do_due)
+        self._timetable = Timetable(
+            "drills", self._clock, self._next_at, self._do_due, self._set_back
+        )
         self._is_swept = False
         durable.acts["drills"] = self._acts
 
@@ -274,6 +276,13 @@ class DrillDesk:
             if info.id in self._schedules:
                 drill_id = info.last_drill if begun is None else begun.id
                 await self._put(replace(moved, last_drill=drill_id, note=note[:500]), spec)
+
+    async def _set_back(self, now: datetime) -> None:
+        """See to it that no schedule waits longer than from now to its next time."""
+        for info, spec in list(self._schedules.values()):
+            latest = next_time(info.schedule, now)
+            if latest < info.next_at:
+                await self._put(replace(info, next_at=latest), spec)
 
     # ---- what was left ----
 

@@ -51,8 +51,13 @@ class WatchDesk:
         self._watches: dict[SandboxId, tuple[WatchInfo, WatchSpec]] = {}
         self._locks: defaultdict[SandboxId, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._slots = asyncio.Semaphore(_AT_ONCE)
+        self._writing = asyncio.Lock()
+        self._looked_at: set[SandboxId] = set()
+        """Who is looked at by the clock, or waits for it."""
         self._supervisor = Supervisor(_failed)
-        self._timetable = Timetable("watches", self._clock, self._next_at, self._do_due)
+        self._timetable = Timetable(
+            "watches", self._clock, self._next_at, self._do_due, self._set_back
+        )
 
     async def start(self) -> None:
         """Begin to look by the clock; what was found before is shown again."""
@@ -113,8 +118,7 @@ class WatchDesk:
         """Watch a sandbox no more; return the watch. Raises `NotFound`."""
         async with self._locks[sandbox_id]:
             info, _ = self._found(sandbox_id)
-            await asyncio.to_thread(self._rows.drop, sandbox_id)
-            self._watches.pop(sandbox_id, None)
+            await self._forget(sandbox_id)
             if info.failing_since is not None:
                 with contextlib.suppress(NotFound):
                     await self._engine.note_health(sandbox_id, None, "ended")
@@ -142,9 +146,31 @@ class WatchDesk:
         return found
 
     async def _save(self, info: WatchInfo, spec: WatchSpec) -> WatchInfo:
+        async with self._writing:
+            return await self._write(info, spec)
+
+    async def _save_look(self, info: WatchInfo, spec: WatchSpec) -> WatchInfo:
+        async with self._writing:
+            next_at = self._found(info.sandbox_id)[0].next_at  # it may have moved meanwhile
+            return await self._write(replace(info, next_at=next_at), spec)
+
+    async def _forget(self, sandbox_id: SandboxId) -> None:
+        async with self._writing:
+            await asyncio.to_thread(self._rows.drop, sandbox_id)
+            self._watches.pop(sandbox_id, None)
+
+    async def _write(self, info: WatchInfo, spec: WatchSpec) -> WatchInfo:
         await asyncio.to_thread(self._rows.put, info, spec)
         self._watches[info.sandbox_id] = info, spec
         return info
+
+    async def _move(self, sandbox_id: SandboxId, now: datetime) -> None:
+        """Let the next look be when its time comes, from now on; a look that is under way is not waited for."""
+        async with self._writing:
+            found = self._watches.get(sandbox_id)
+            if found is not None:
+                info, spec = found
+                await self._write(replace(info, next_at=_next(spec, now)), spec)
 
     # ---- looks ----
 
@@ -155,8 +181,7 @@ class WatchDesk:
                 seen = await self._seen(sandbox_id, spec)
             except Exception as exc:
                 if isinstance(exc, NotFound) and await self._is_gone(sandbox_id):
-                    await asyncio.to_thread(self._rows.drop, sandbox_id)
-                    self._watches.pop(sandbox_id, None)
+                    await self._forget(sandbox_id)
                     raise
                 if not isinstance(exc, TorporError):
                     log.exception("sandbox %s could not be looked at", sandbox_id)
@@ -187,7 +212,7 @@ class WatchDesk:
         if seen.outcome == "pass":
             was_failing = info.failing_since is not None
             info = replace(info, failing_since=None, last_good=None, offer="")
-            await self._save(info, spec)
+            info = await self._save_look(info, spec)
             if was_failing:
                 await self._engine.note_health(info.sandbox_id, None, "passing")
             return info
@@ -199,7 +224,7 @@ class WatchDesk:
                 last_good=None if good is None else good.id,
                 offer="" if good is None else f"torpor rollback {info.sandbox_id} {good.id} --cold",
             )
-        await self._save(info, spec)
+        info = await self._save_look(info, spec)
         if seen.outcome == "fail":
             await self._engine.note_health(info.sandbox_id, note_of(info), "failing")
         return info
@@ -209,19 +234,30 @@ class WatchDesk:
 
     async def _do_due(self, now: datetime) -> None:
         """Begin the looks that are due; one that was missed several times is made once."""
-        for info, spec in list(self._watches.values()):
-            if info.next_at > now or info.sandbox_id not in self._watches:
+        for info, _ in list(self._watches.values()):
+            if info.next_at > now:
                 continue
-            await self._save(replace(info, next_at=_next(spec, now)), spec)
+            await self._move(info.sandbox_id, now)
+            if info.sandbox_id in self._looked_at:
+                continue  # one that takes longer than the time between two
+            self._looked_at.add(info.sandbox_id)
             self._supervisor.launch(
                 self._look_by_the_clock(info.sandbox_id), name=f"look at {info.sandbox_id}"
             )
+
+    async def _set_back(self, now: datetime) -> None:
+        """See to it that no watch waits longer than from now to its next time."""
+        for info, spec in list(self._watches.values()):
+            if _next(spec, now) < info.next_at:
+                await self._move(info.sandbox_id, now)
 
     async def _look_by_the_clock(self, sandbox_id: SandboxId) -> None:
         try:
             await self._look(sandbox_id)
         except NotFound:
             log.info("sandbox %s is gone, and its watch with it", sandbox_id)
+        finally:
+            self._looked_at.discard(sandbox_id)
 
 
 def note_of(info: WatchInfo) -> str:
