@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import pytest
 
@@ -250,6 +250,50 @@ def test_a_daemon_that_dies_in_the_middle(act: Act) -> None:
         assert kept["left_behind"] == []
         living = [i for i, s in stage.engine.sandboxes.items() if str(s.info.state) != "deleted"]
         assert living == [box.id]
+
+    act(scene)
+
+
+def test_a_daemon_that_dies_before_a_drill_is_written_down_holds_nothing(
+    act: Act, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Died(BaseException):
+        pass
+
+    def insert(*_: object) -> NoReturn:
+        raise Died
+
+    async def scene(stage: Stage) -> None:
+        box = await stage.sandbox()
+        taken = await stage.engine.snapshot(box.id)
+        with monkeypatch.context() as patch, pytest.raises(Died):
+            patch.setattr(DrillRows, "insert", insert)
+            await stage.recovery.drills.begin(taken.id, DrillSpec())
+        await stage.restart()
+        assert (await stage.engine.get_snapshot(taken.id)).protected == ()
+        await stage.engine.delete_snapshot(taken.id)
+
+    act(scene)
+
+
+def test_no_secret_that_was_given_is_kept_when_it_is_over(act: Act) -> None:
+    checks = "required: {http: {'http://x': {username: a, password: hunter22}}}"
+
+    async def scene(stage: Stage) -> None:
+        box = await stage.sandbox()
+        taken = await stage.engine.snapshot(box.id)
+        begun = await stage.recovery.drills.begin(
+            taken.id, DrillSpec(checks=checks, boots=("ram",))
+        )
+        assert (await over(stage, begun)).verdict == "pass"
+        rows = DrillRows.attach(stage.home.database)
+        row = rows.get(begun.id)
+        rows.close()
+        assert row is not None
+        assert row.spec.checks is not None
+        assert "username: a" in row.spec.checks
+        for kept in (row.spec.checks, json.dumps(await evidence(stage, begun))):
+            assert "hunter22" not in kept
 
     act(scene)
 

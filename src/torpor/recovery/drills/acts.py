@@ -16,6 +16,7 @@ from torpor.base.aio import finish
 from torpor.base.clock import Clock
 from torpor.base.faults import reach
 from torpor.base.ids import new_id
+from torpor.base.masking import masked, masked_json
 from torpor.db.drills import DrillRow, DrillRows
 from torpor.errors import (
     DataDamaged,
@@ -165,7 +166,7 @@ class DrillActs:
                 await self.engine.unmark_good(snapshot_id)
         await self.engine.unprotect(None, row.info.id)
         await self.save(
-            row.with_info(
+            _without_secrets(row).with_info(
                 verdict=judged.verdict, sentence=judged.sentence, ended_at=now, step="over"
             )
         )
@@ -321,6 +322,16 @@ class DrillActs:
 
     def _ms_since(self, began_s: float) -> int:
         return round((self.clock.monotonic_s() - began_s) * 1000)
+
+
+def _without_secrets(row: DrillRow) -> DrillRow:
+    """Return a row as it is kept when nobody has to carry it out any more."""
+    spec = replace(
+        row.spec,
+        checks=row.spec.checks and masked(row.spec.checks),
+        profile=row.spec.profile and masked(row.spec.profile),
+    )
+    return replace(row, spec=spec, notes=masked_json(row.notes))
 
 
 def _profile(row: DrillRow, before: Inventory | None) -> AgentProfile | None:

@@ -106,7 +106,6 @@ class DrillDesk:
             ),
             spec,
         )
-        await self._engine.protect(snapshot.id, drill_id, f"drill {drill_id} tries it")
         error = await asyncio.shield(
             self._supervisor.spawn(self._start(row), name=f"begin {drill_id}")
         )
@@ -130,7 +129,9 @@ class DrillDesk:
         is_written = False
         try:
             forgotten = await asyncio.to_thread(self._rows.insert, row)
-            is_written = True
+            is_written = True  # so that whatever comes now, somebody lets go of the snapshot
+            drill_id = row.info.id
+            await self._engine.protect(row.info.snapshot_id, drill_id, f"drill {drill_id} tries it")
             await self.files.remove(forgotten)
             await self._durable.launch()
             from torpor.recovery.drills.workflow import drill
@@ -139,8 +140,6 @@ class DrillDesk:
         except Exception as exc:  # noqa: BLE001 - handed to the caller, who raises it
             if is_written:
                 await self._acts.give_up(row, f"it could not be begun: {_told(exc)}")
-            else:
-                await self._engine.unprotect(None, row.info.id)
             return exc
         finally:
             self._beginning.discard(row.info.id)
