@@ -28,6 +28,7 @@ from torpor.errors import (
 )
 from torpor.model import RestoreSpec, SandboxState
 from torpor.model_changes import ChangeState
+from torpor.model_volumes import VolumeMount
 from torpor.recovery.changes import acts, desk, undoing
 from torpor.recovery.changes.acts import Acts
 from torpor.recovery.changes.looks import Look
@@ -428,6 +429,31 @@ def test_a_target_that_was_kept_at_last_is_bad_no_more(act: Act) -> None:
         assert (await stage.until(again)).state is S.ROLLED_BACK
         with pytest.raises(Conflict, match="rolled back before"):
             await stage.change(box.id, command="true", target="x 2")
+
+    act(scene)
+
+
+def test_a_volume_that_was_attached_meanwhile_is_told(act: Act) -> None:
+    async def scene(stage: Stage) -> None:
+        box, other = await stage.sandbox(), await stage.sandbox()
+        volumes = stage.engine.volumes
+        for name in ("before", "data", "books", "elsewhere"):
+            await volumes.create(name)
+        await volumes.attach(box.id, VolumeMount(volume="before", path="/before"))
+        await volumes.attach(other.id, VolumeMount(volume="elsewhere", path="/x"))
+        begun = await stage.change(box.id, kind="block")
+        await stage.until(begun, S.CHANGING)
+        await volumes.attach(box.id, VolumeMount(volume="data", path="/data"))
+        await volumes.attach(box.id, VolumeMount(volume="books", path="/books", read_only=True))
+        await stage.desk.reject(begun.id)
+        ended = await stage.until(begun)
+        assert ended.state is S.ROLLED_BACK
+        report = await stage.desk.report(ended.id)
+        assert report["not_undone"][3:] == [
+            "Volume books, which was attached at /books meanwhile, is taken off again.",
+            "Volume data, which was attached at /data meanwhile, is taken off again; what was written to it stays.",
+        ]
+        assert "Volume data, which was attached" in page(report)
 
     act(scene)
 

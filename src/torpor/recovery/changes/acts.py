@@ -339,6 +339,8 @@ class Acts:
             row = await self.advance(row, S.ROLLING_BACK, why=why, ending=ending, deadline_at=None)
         if "undone_from" not in row.notes:
             generation = (await self.engine.get(row.info.sandbox_id)).generation
+            left = await undoing.volumes_left(self.engine, row)
+            row = replace(row, report={**row.report, "volumes_left": left})
             row = await self.save(replace(row, notes={**row.notes, "undone_from": generation}))
         reach("change.undoing")
         self.step_told(row.info.id, f"undoing it: {why}")

@@ -59,7 +59,7 @@ def build(row: ChangeRow, now: datetime) -> dict[str, Any]:
         "put_back": kept.get("back_note"),
         "undone": kept.get("undone"),
         "next": next_steps(info),
-        "not_undone": not_undone(info),
+        "not_undone": [*not_undone(info), *kept.get("volumes_left", [])],
     }
 
 

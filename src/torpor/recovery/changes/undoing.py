@@ -69,6 +69,23 @@ async def _snapshot(engine: EnginePort, row: ChangeRow) -> SnapshotInfo:
     )
 
 
+async def volumes_left(engine: EnginePort, row: ChangeRow) -> list[str]:
+    """Return a sentence on each volume that was attached during the change: what is in it is not put back."""
+    assert row.info.snapshot_id is not None
+    try:
+        had = set((await engine.get_snapshot(row.info.snapshot_id)).volumes.values())
+        volumes = await engine.volumes.list()
+    except TorporError as exc:
+        return [f"Which volumes were attached meanwhile cannot be told: {exc.message}"]
+    return [
+        f"Volume {volume.name}, which was attached at {holder.path} meanwhile, is taken off again"
+        + ("." if holder.read_only else "; what was written to it stays.")
+        for volume in volumes
+        for holder in volume.holders
+        if holder.sandbox_id == row.info.sandbox_id and volume.name not in had
+    ]
+
+
 async def put_back(engine: EnginePort, row: ChangeRow) -> str:
     """Put the whole machine back to before the change, and return a sentence.
 
