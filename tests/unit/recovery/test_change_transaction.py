@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from torpor.recovery.changes.acts import Acts
 from torpor.recovery.changes.looks import Look
 from torpor.recovery.changes.page import page
 from torpor.recovery.changes.words import text
+from torpor.recovery.desk import Recovery
 
 S = ChangeState
 SCRIPT = ScriptedLooker.script
@@ -857,6 +858,26 @@ def test_the_next_daemon_goes_on(act: Act, state: ChangeState) -> None:
         assert stage.engine.sandboxes[box.id].guest.marks["one"] == 1
         if state is S.CHANGING:
             assert (await stage.desk.report(begun.id))["command"]["stdout_tail"] == "done\n"
+
+    act(scene)
+
+
+def test_a_daemon_whose_clock_was_ahead_leaves_no_probation_without_an_end(act: Act) -> None:
+    class Ahead(SystemClock):
+        def now(self) -> datetime:
+            return super().now() + timedelta(days=4000)
+
+    async def scene(stage: Stage) -> None:
+        box = await stage.sandbox()
+        await stage.recovery.aclose()
+        stage.recovery = Recovery(stage.home, stage.engine, clock=Ahead())
+        begun = await stage.change(
+            box.id, command="mark one", probation_seconds=2, interval_seconds=1
+        )
+        await stage.until(begun, S.PROBATION)
+        await stage.restart()
+        ended = await stage.until(begun)
+        assert (ended.state, ended.ending) == (S.ROLLED_BACK, "silence")
 
     act(scene)
 

@@ -303,10 +303,20 @@ class Acts:
         }
 
     async def step_clock(self, row: ChangeRow) -> dict[str, Any]:
-        """Return the time of day, which no jump of the host's clock moves."""
+        """Return the time of day, which no jump of the host's clock moves, and the deadline.
+
+        The clock of a daemon before may have been ahead; nobody waits longer for that than a whole probation.
+        """
         if await self._is_gone(row):
             raise Gone
-        return {"now": self.steady().timestamp()}
+        now, deadline = self.steady(), row.info.deadline_at
+        if deadline is None:
+            return {"now": now.timestamp()}
+        latest = now + timedelta(seconds=row.spec.probation_seconds)
+        if deadline > latest:
+            deadline = latest
+            await self.save(row.with_info(deadline_at=deadline))
+        return {"now": now.timestamp(), "deadline": deadline.timestamp()}
 
     # ---- the ends ----
 

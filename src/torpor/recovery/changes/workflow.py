@@ -146,8 +146,10 @@ class _Change:
         look_at = self.step("clock")["now"] + terms["interval"]
         while True:
             confirmed = self.word("confirm")
-            now = self.step("clock")["now"]
-            is_over = now >= terms["deadline"]
+            clock = self.step("clock")
+            now, deadline = clock["now"], clock.get("deadline", terms["deadline"])
+            look_at = min(look_at, now + terms["interval"])
+            is_over = now >= deadline
             if is_over and confirmed is None:
                 confirmed = self.word("confirm")  # said before the clock was read: in time
             if confirmed is not None:
@@ -158,7 +160,7 @@ class _Change:
                 self._look("probation")
                 look_at = self.step("clock")["now"] + terms["interval"]
                 continue
-            self.wait(min(look_at, terms["deadline"]) - now)
+            self.wait(min(look_at, deadline) - now)
         if terms["confirm"]:
             raise _Undo("nobody confirmed it in time", "silence")
         return self._look("probation")
