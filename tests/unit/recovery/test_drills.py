@@ -254,9 +254,7 @@ def test_a_daemon_that_dies_in_the_middle(act: Act) -> None:
     act(scene)
 
 
-def test_a_daemon_that_dies_before_a_drill_is_written_down_holds_nothing(
-    act: Act, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_daemon_that_dies_before_a_drill_is_written_down_holds_nothing(act: Act) -> None:
     class Died(BaseException):
         pass
 
@@ -266,9 +264,11 @@ def test_a_daemon_that_dies_before_a_drill_is_written_down_holds_nothing(
     async def scene(stage: Stage) -> None:
         box = await stage.sandbox()
         taken = await stage.engine.snapshot(box.id)
-        with monkeypatch.context() as patch, pytest.raises(Died):
-            patch.setattr(DrillRows, "insert", insert)
+        patch = pytest.MonkeyPatch()
+        patch.setattr(DrillRows, "insert", insert)
+        with pytest.raises(Died):
             await stage.recovery.drills.begin(taken.id, DrillSpec())
+        patch.undo()
         await stage.restart()
         assert (await stage.engine.get_snapshot(taken.id)).protected == ()
         await stage.engine.delete_snapshot(taken.id)
