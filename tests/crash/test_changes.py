@@ -199,8 +199,13 @@ def test_a_bad_change_is_undone_all_the_same(home: Home, client: Client, point: 
         daemon.stop()
 
 
-@pytest.mark.parametrize("point", ["change.changing", "change.started", "change.probation"])
-def test_a_host_that_dies_leaves_nothing_unverified(home: Home, client: Client, point: str) -> None:
+@pytest.mark.parametrize(
+    ("point", "ending"),
+    [("change.changing", "none"), ("change.started", "machine"), ("change.probation", "machine")],
+)
+def test_a_host_that_dies_leaves_nothing_unverified(
+    home: Home, client: Client, point: str, ending: str
+) -> None:
     """Daemon and machine end together; what nobody verified is put back."""
     sandbox, change_id = crash(home, client, point, GOOD, probation_seconds=600, interval_seconds=1)
     end_machine(home, sandbox)
@@ -208,7 +213,7 @@ def test_a_host_that_dies_leaves_nothing_unverified(home: Home, client: Client, 
     try:
         change = ended(client, change_id)
         check(home, client, sandbox, change, S.ROLLED_BACK)
-        assert change.info.ending == "machine"
+        assert change.info.ending == ending
     finally:
         daemon.stop()
 

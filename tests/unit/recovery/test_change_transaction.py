@@ -163,6 +163,32 @@ def test_a_machine_that_dies_is_put_back_all_the_same(act: Act) -> None:
     act(scene)
 
 
+def test_a_machine_that_ends_before_the_command_begins_speaks_against_no_target(
+    act: Act, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = Acts.step_begin
+
+    async def scene(stage: Stage) -> None:
+        box = await stage.sandbox()
+
+        async def failing(self: Acts, row: ChangeRow) -> dict[str, Any]:
+            found = await begin(self, row)
+            stage.fail(box.id)
+            return found
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Acts, "step_begin", failing)
+            begun = await stage.change(box.id, command="mark one", target="two")
+            ended = await stage.until(begun)
+        assert (ended.state, ended.ending) == (S.ROLLED_BACK, "none")
+        assert ended.why == "the command was not started: the machine is failed"
+        assert stage.engine.sandboxes[box.id].guest.marks["one"] == 0
+        again = await stage.change(box.id, command="mark one", target="two")
+        assert (await stage.until(again)).state is S.KEPT
+
+    act(scene)
+
+
 def test_a_confirm_ends_the_probation_early(act: Act) -> None:
     async def scene(stage: Stage) -> None:
         box = await stage.sandbox()

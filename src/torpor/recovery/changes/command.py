@@ -49,7 +49,7 @@ SILENT_S = 120.0
 _RETRY_S = 0.5
 _LOST = frozenset({SandboxState.FAILED, SandboxState.STOPPED, SandboxState.DELETED})
 
-Outcome = Literal["ok", "failed", "unknown", "rejected"]
+Outcome = Literal["ok", "failed", "unknown", "unstarted", "rejected"]
 Note = Callable[[Mapping[str, Any]], Awaitable[None]]
 
 
@@ -145,10 +145,10 @@ class CommandRun:
             except (GuestUnreachable, GenerationChanged, VmmFailed, WrongState) as exc:
                 info = await self._engine.get(self._sandbox_id)
                 if info.state in _LOST:
-                    return self._unknown(f"the machine is {info.state}")
+                    return self._lost(started, f"the machine is {info.state}")
                 silent_since = loop.time() if silent_since is None else silent_since
                 if loop.time() - silent_since > SILENT_S:
-                    return self._unknown(f"the machine does not answer: {exc.message}")
+                    return self._lost(started, f"the machine does not answer: {exc.message}")
                 await asyncio.sleep(_RETRY_S)
 
     async def _is_known(self, guest: Guest) -> bool:
@@ -204,6 +204,11 @@ class CommandRun:
             return self._told("ok", "the command ended with status 0", info)
         killed = " (the machine ran out of memory)" if info.oom_killed else ""
         return self._told("failed", f"the command ended with status {info.exit_code}{killed}", info)
+
+    def _lost(self, started: Mapping[str, Any] | None, why: str) -> dict[str, Any]:
+        if started is not None:
+            return self._unknown(why)
+        return self._told("unstarted", f"the command was not started: {why}", None)
 
     def _unknown(self, why: str) -> dict[str, Any]:
         return self._told("unknown", f"how the command ended cannot be known: {why}", None)

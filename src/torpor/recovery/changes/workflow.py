@@ -116,7 +116,8 @@ class _Change:
             return
         found = self.step("command")
         if found["outcome"] != "ok":
-            ending = {"unknown": "machine", "rejected": "rejected"}.get(found["outcome"], "command")
+            endings = {"unknown": "machine", "rejected": "rejected", "unstarted": "none"}
+            ending = endings.get(found["outcome"], "command")
             raise _Undo(found["why"], ending)
         self.word()
 
