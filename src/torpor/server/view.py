@@ -18,11 +18,12 @@ from torpor.access.principal import Principal
 from torpor.base.aio import closing
 from torpor.base.ids import is_id
 from torpor.base.tracing import span
-from torpor.errors import Busy, NotAllowed, NotFound, TorporError, VmmFailed
+from torpor.errors import Busy, InvalidRequest, NotAllowed, NotFound, TorporError, VmmFailed
 from torpor.guest.port import Guest
 from torpor.layers.store import LayerUse
 from torpor.layers.verify import Damage
 from torpor.model import (
+    DRILL_MARK,
     BuildEvent,
     Consistency,
     MemoryChoice,
@@ -144,6 +145,7 @@ class EngineView:
 
     async def create(self, spec: SandboxSpec) -> SandboxInfo:
         """Make a sandbox in the workspace."""
+        _check_metadata(spec.metadata)
         spec = replace(
             spec,
             workspace=self._principal.workspace,
@@ -163,6 +165,7 @@ class EngineView:
         reason: Literal["restore", "fork"] = "restore",
     ) -> SandboxInfo:
         """Make a sandbox in the workspace from a snapshot that it sees."""
+        _check_metadata(spec.metadata)
         origin = await self.get_snapshot(snapshot_id)
         mounts = await self.volumes.mounts(spec.mounts, self._home or origin.workspace)
         own = replace(spec, workspace=self._home, sandbox_id=self._planned(), mounts=mounts)
@@ -183,6 +186,7 @@ class EngineView:
         ids: Sequence[SandboxId] = (),
     ) -> tuple[SandboxInfo | TorporError, ...]:
         """Make sandboxes in the workspace from a sandbox or snapshot that it sees."""
+        _check_metadata(spec.metadata)
         if is_id(source, "snap"):
             await self.get_snapshot(SnapshotId(source))
         else:
@@ -523,6 +527,12 @@ class EngineView:
     async def doctor(self) -> dict[str, object]:
         """Return what is so about the host."""
         return await self._engine.doctor()
+
+
+def _check_metadata(metadata: Mapping[str, str] | None) -> None:
+    """Refuse what only Torpor says: a drill's clone is not counted by quotas, and has no memory."""
+    if metadata and DRILL_MARK in metadata:
+        raise InvalidRequest(f"metadata {DRILL_MARK!r} is Torpor's own", hint="call it otherwise")
 
 
 def _masked(found: Sequence[T], seen: set[T], instead: T) -> tuple[T, ...]:

@@ -354,3 +354,18 @@ def test_promote_says_what_it_could_not_delete(
 )
 def test_what_is_not_there_is_404(rest: Rest, method: str, path: str) -> None:
     rest.fails(method, path, 404, "object.not_found")
+
+
+def test_nobody_says_that_a_sandbox_is_a_drills_clone(
+    rest: Rest, sandbox: str, snapshot: str
+) -> None:
+    """Such a one is counted by no quota."""
+    for path in (
+        "/v1/sandboxes",
+        f"/v1/snapshots/{snapshot}/restore",
+        f"/v1/snapshots/{snapshot}/fork",
+        f"/v1/sandboxes/{sandbox}/fork",
+    ):
+        body = {"metadata": {"torpor.drill": "drl_1"}}
+        rest.fails("POST", path, 400, "request.invalid", json=body)
+    assert [s["id"] for s in rest.ok("GET", "/v1/sandboxes")["items"]] == [sandbox]
