@@ -80,6 +80,9 @@ def controls(used: Machine) -> Controls:
         assert control.verdict == "kept", f"without a fault {name} is kept: {control.report}"
         assert control.report is not None
         assert control.report.data["snapshot"]["consistency"] == "application", control.report
+        if update.profile == "hermes":
+            cursor = control.report.data["snapshot"]["quiesce"]["cursor"]
+            assert cursor.startswith("/home/agent/.hermes/state.db, written 20"), control.report
         (look,) = control.report.data["looks"]
         assert {check["status"] for check in look["checks"]["checks"]} == {"pass"}, control.report
 

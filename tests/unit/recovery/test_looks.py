@@ -164,10 +164,10 @@ def test_what_speaks_for_a_change_is_told() -> None:
     assert evidence(failed, None, checks=good) == ("1 required check passes, 0 before the change",)
     assert evidence(before, None, checks=bad) == ()
     assert evidence({}, was, holdings=was) == (
-        "of what the machine holds (2 entries) nothing differs",
+        "of what was listed in the machine (2 entries) nothing differs",
     )
     assert evidence({}, was, holdings=grown) == (
-        "of what the machine holds (3 entries) what differs (1) may",
+        "of what was listed in the machine (3 entries) what differs (1) may",
     )
     assert evidence({}, grown, holdings=held(skills=[], debian=["x"])) == (), "it lost a skill"
     (little,) = evidence({}, None)

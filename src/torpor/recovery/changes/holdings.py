@@ -64,7 +64,7 @@ class Differs:
         """What it shows when all that differs may."""
         differing = sum(sum(of.values()) for of in self.diff["counts"].values())
         said = f"what differs ({differing}) may" if differing else "nothing differs"
-        return f"of what the machine holds ({self.looked_at} entries) {said}"
+        return f"of what was listed in the machine ({self.looked_at} entries) {said}"
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON has it."""
