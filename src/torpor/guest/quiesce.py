@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, cast, get_args
 
 from torpor.base.masking import masked
@@ -96,14 +96,19 @@ def quiet(answer: Mapping[str, Any]) -> Quiet:
     hooks, versions = answer.get("hooks"), answer.get("versions")
     notes, left = answer.get("notes"), answer.get("left_s")
     cursor_note = _clean(answer.get("cursor_note"))
+    results = [_result(item) for item in (hooks if isinstance(hooks, list) else [])[:_HOOKS_MOST]]
+    told = tuple(map(_late, results))
+    late = [
+        f"hook {now.name}: {now.message}"
+        for was, now in zip(results, told, strict=True)
+        if was != now
+    ]
     return Quiet(
         token=_clean(answer.get("token"))[:64],
         held=answer.get("held") is True,
-        reason=_clean(answer.get("reason")),
+        reason=late[0] if late else _clean(answer.get("reason")),
         left_seconds=min(_number(left) or 0.0, _SECONDS_MOST),
-        hooks=tuple(
-            _result(item) for item in (hooks if isinstance(hooks, list) else [])[:_HOOKS_MOST]
-        ),
+        hooks=told,
         versions={
             _clean(name)[:64]: None if value is None else _clean(value)
             for name, value in list((versions if isinstance(versions, dict) else {}).items())[
@@ -116,6 +121,14 @@ def quiet(answer: Mapping[str, Any]) -> Quiet:
             *((f"cursor: {cursor_note}",) if cursor_note else ()),
         ),
     )
+
+
+def _late(hook: HookResult) -> HookResult:
+    """Return what came of a hook; of one that took hold when the time ran out, that it failed."""
+    if hook.state != "skipped" or hook.hold_ms is None:
+        return hook
+    took = f"it took {hook.hold_ms / 1000:.1f} s and did not hold before the time of all was over"
+    return replace(hook, state="failed", failed_phase="hold", message=took)
 
 
 def _result(item: Any) -> HookResult:
