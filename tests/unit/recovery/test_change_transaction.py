@@ -370,8 +370,14 @@ def test_no_secret_of_a_hook_is_kept(act: Act, monkeypatch: pytest.MonkeyPatch) 
             raise GuestFailed("hook db: password=hunter2hunter2 is wrong")
 
         monkeypatch.setattr(acts, "take_point", fail)
-        ended = await stage.until(await stage.change(box.id, command="true"))
-        assert ended.why == "no snapshot could be taken: hook db: password=[masked] is wrong"
+        begun = await stage.change(box.id, command="true", consistency="application")
+        ended = await stage.until(begun)
+        what = "hook db: password=[masked] is wrong"
+        assert ended.why == f"no snapshot could be taken: {what}; nothing was changed"
+        report = await stage.desk.report(ended.id)
+        assert (report["steps"][-1]["name"], report["steps"][-1]["outcome"]) == ("snapshot", what)
+        told = [step["command"] for step in report["next"]]
+        assert told == [f"torpor get {box.id}", f"torpor quiesce test {box.id}"]
 
     act(scene)
 

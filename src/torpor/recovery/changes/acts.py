@@ -186,6 +186,7 @@ class Acts:
         except TorporError as exc:
             if await self._is_gone(row):
                 raise Gone from exc
+            await self.save(await self._noted(row, "snapshot", began, exc.message))
             return {"ok": False, "why": f"no snapshot could be taken: {exc.message}"}
         row = await self._noted(row, "snapshot", began, described(point), point=point_json(point))
         reach("change.captured")

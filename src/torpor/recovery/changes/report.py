@@ -58,7 +58,7 @@ def build(row: ChangeRow, now: datetime) -> dict[str, Any]:
         "failed_state": kept.get("failed_note"),
         "put_back": kept.get("back_note"),
         "undone": kept.get("undone"),
-        "next": next_steps(info),
+        "next": next_steps(info, insists=row.spec.consistency == "application"),
         "not_undone": [*not_undone(info), *kept.get("volumes_left", [])],
     }
 
@@ -123,8 +123,13 @@ def log_lines(command: Mapping[str, Any], last: Mapping[str, Any]) -> list[str]:
     return lines[-5 * _LINES :]
 
 
-def next_steps(info: ChangeInfo) -> list[dict[str, str]]:
-    """Return what can be done now: words, and the command that does it."""
+def next_steps(info: ChangeInfo, *, insists: bool = False) -> list[dict[str, str]]:
+    """Return what can be done now: words, and the command that does it.
+
+    Args:
+        info: the change.
+        insists: whether it insists on a snapshot with its programs at rest.
+    """
     found: list[tuple[str, str]] = []
     sandbox, before, failed = info.sandbox_id, info.snapshot_id, info.failed_snapshot_id
     if info.state is S.PROBATION:
@@ -151,6 +156,10 @@ def next_steps(info: ChangeInfo) -> list[dict[str, str]]:
         found.append(("try the same target again", f"torpor change {sandbox} … --force"))
     if info.state is S.FAILED and before is not None:
         found.append(("put the machine back by hand", f"torpor rollback {sandbox} {before} --cold"))
+    if info.state is S.FAILED and before is None:
+        found.append(("see how the machine is", f"torpor get {sandbox}"))
+        if insists:
+            found.append(("try what brings its programs to rest", f"torpor quiesce test {sandbox}"))
     return [{"words": words, "command": command} for words, command in found]
 
 

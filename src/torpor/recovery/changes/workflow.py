@@ -92,7 +92,7 @@ class _Change:
         for name in ("quiesce", "snapshot"):
             found = self.step(name)
             if not found["ok"]:
-                self.last("fail", found["why"], "none")
+                self.last("fail", f"{found['why']}; nothing was changed", "none")
                 return
         try:
             self.word()
