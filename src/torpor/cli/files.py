@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from torpor.sdk.results import Transfer
     from torpor.sdk.sync_sandbox import Sandbox
 
-_REMOTE = re.compile(r"([A-Za-z0-9_]+):(/.*)", re.DOTALL)
+_REMOTE = re.compile(r"([^/:]+):(/.*)", re.DOTALL)
+"""As with scp: a path here that has a colon in it is written with a slash before that."""
 
 
 def cp(

@@ -236,6 +236,11 @@ def test_cp(cli: Cli, sandbox: str, tmp_path: Path) -> None:
     assert (out / "dir/sub/file").read_text() == "text"
     cli("cp", f"{sandbox}:/workspace/file", f"{tmp_path}/")
     assert (tmp_path / "file").read_text() == "text"
+    name = cli("create", "base", "--name", "hermes-1.b").strip()
+    (tmp_path / "a:b").write_text("with a colon")
+    cli("cp", str(tmp_path / "a:b"), "hermes-1.b:/workspace/named")
+    cli("cp", f"{name}:/workspace/named", f"{tmp_path}/named")
+    assert (tmp_path / "named").read_text() == "with a colon"
     cli.fails("cp", "a", "b", code=64)
     cli.fails("cp", f"{sandbox}:/a", f"{sandbox}:/b", code=64)
     cli.fails("cp", f"{sandbox}:/none", str(out), code=66)
