@@ -3,7 +3,8 @@
 A workflow is a plain function in a thread of DBOS. Each of its steps is a coroutine of ours that runs in the
 daemon's loop (`run`), and what it returned is written down, so that the next daemon goes on behind it. A workflow
 waits in `wait`, which a word for it (`send`) ends at once. When the daemon stops, `Stopping` is raised in every
-workflow: it is no `Exception`, so DBOS takes the workflow as interrupted, not as ended.
+workflow: it is no `Exception`, so DBOS takes the workflow as interrupted, not as ended. So is `Interrupted`, when what
+a step did cannot be written down because the disk is full: the step is done again when there is room.
 
 One daemon has one `Durable`; DBOS allows one in a process. Its database is `workflows.db` in the home. It listens on
 no port, sends nothing anywhere, and what the environment says to it is taken out of the environment.
@@ -24,8 +25,12 @@ from datetime import datetime
 from types import ModuleType
 from typing import Any, ClassVar, TypeVar
 
-from torpor.base.aio import finish
+from sqlalchemy.exc import OperationalError
+
+from torpor.base.aio import Supervisor, finish
 from torpor.base.home import Home
+from torpor.db.database import translate
+from torpor.errors import InsufficientResources
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -37,10 +42,16 @@ WORKFLOWS = ("torpor.recovery.changes.workflow", "torpor.recovery.drills.workflo
 _LAUNCH_S = 120.0
 _STOP_S = 10.0
 _PRUNED_MOST = 500
+_AGAIN_S = 30.0
+"""After so long it is looked whether what was interrupted can go on."""
 
 
 class Stopping(BaseException):
     """Raised in a workflow when the daemon stops. The next daemon goes on with the workflow."""
+
+
+class Interrupted(BaseException):
+    """Raised in a workflow that the host has no room for now. It goes on behind its last step when there is."""
 
 
 class Durable:
@@ -59,6 +70,7 @@ class Durable:
         self._working = 0
         self._idle = threading.Condition(self._lock)
         self._stopping = False
+        self._resuming = Supervisor(_failed)
         self.acts: dict[str, Any] = {}
         """What workflows do their steps with, by the name that they look for."""
 
@@ -108,7 +120,11 @@ class Durable:
         return self._dbos is not None
 
     async def start(self, workflow: Callable[..., None], workflow_id: str, *args: object) -> None:
-        """Start a workflow with its id as first argument; durably begun when this returns. One that exists is let be."""
+        """Start a workflow with its id as first argument; durably begun when this returns. One that exists is let be.
+
+        Raises:
+            InsufficientResources: the disk is full.
+        """
         await self.launch()
         dbos = self._dbos
         assert dbos is not None
@@ -117,15 +133,21 @@ class Durable:
             with dbos.SetWorkflowID(workflow_id):
                 dbos.DBOS.start_workflow(workflow, workflow_id, *args)
 
-        await asyncio.to_thread(work)
+        await self._written(work)
 
     async def send(self, workflow_id: str, message: object, topic: str) -> None:
-        """Give a workflow a message; durable when this returns, and the workflow looks at it at once."""
+        """Give a workflow a message; durable when this returns, and the workflow looks at it at once. Raises as `start`."""
         await self.launch()
         dbos = self._dbos
         assert dbos is not None
-        await asyncio.to_thread(dbos.DBOS.send, workflow_id, message, topic)
+        await self._written(lambda: dbos.DBOS.send(workflow_id, message, topic))
         self.nudge(workflow_id)
+
+    async def _written(self, work: Callable[[], None]) -> None:
+        try:
+            await asyncio.to_thread(work)
+        except OperationalError as exc:
+            raise translate(exc, str(self._home.workflows)) from exc
 
     async def is_alive(self, workflow_id: str) -> bool:
         """Return whether a workflow is under way, and is one that this daemon goes on with."""
@@ -169,6 +191,7 @@ class Durable:
     async def aclose(self) -> None:
         """Interrupt every workflow, for the next daemon to go on with. Call it before the engine is closed."""
         async with self._launching:
+            await self._resuming.aclose()
             if self._dbos is None:
                 return
             with self._lock:
@@ -191,20 +214,54 @@ class Durable:
     # ---- asked by workflows, in their threads ----
 
     @contextlib.contextmanager
-    def working(self) -> Iterator[None]:
-        """Enter for as long as a workflow runs here."""
+    def working(self, workflow_id: str) -> Iterator[None]:
+        """Enter for as long as a workflow runs here. One that is interrupted is gone on with later."""
         with self._lock:
             self._check()
             self._working += 1
         try:
             yield
+        except Interrupted as exc:
+            log.warning("workflow %s waits: %s", workflow_id, exc)
+            assert self._loop is not None
+            self._loop.call_soon_threadsafe(self._resume_later, workflow_id)
+            raise
         finally:
             with self._idle:
                 self._working -= 1
                 self._idle.notify_all()
 
+    def _resume_later(self, workflow_id: str) -> None:
+        if not self._stopping:
+            self._resuming.launch(self._resume(workflow_id), name=f"resume {workflow_id}")
+
+    async def _resume(self, workflow_id: str) -> None:
+        dbos = self._dbos
+        assert dbos is not None
+        while True:
+            await asyncio.sleep(_AGAIN_S)
+            try:
+                await self._written(lambda: dbos.DBOS.resume_workflow(workflow_id) and None)
+            except InsufficientResources as exc:
+                log.warning("workflow %s waits still: %s", workflow_id, exc)
+            else:
+                return
+
+    def recorded(self, call: Callable[[], T]) -> T:
+        """Return what `call` returns, of which DBOS writes something down. Raises `Interrupted` when it cannot."""
+        try:
+            return call()
+        except OperationalError as exc:
+            raise Interrupted(translate(exc, str(self._home.workflows)).message) from exc
+
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the daemon's loop and return what it returns. Raises `Stopping`, and what it raises."""
+        """Run a coroutine in the daemon's loop and return what it returns.
+
+        Raises:
+            Stopping: the daemon stops.
+            Interrupted: the host has no room for what it does, or for writing it down.
+            Exception: what it raises.
+        """
         assert self._loop is not None
         with self._lock:
             if self._stopping:
@@ -216,6 +273,8 @@ class Durable:
             return future.result()
         except concurrent.futures.CancelledError:
             raise Stopping from None  # nobody else cancels it
+        except InsufficientResources as exc:
+            raise Interrupted(exc.message) from exc
         finally:
             with self._lock:
                 self._running.discard(future)
@@ -238,3 +297,7 @@ class Durable:
     def _check(self) -> None:
         if self._stopping:
             raise Stopping
+
+
+def _failed(name: str, error: BaseException) -> None:
+    log.error("%s: %s", name, error, exc_info=error)

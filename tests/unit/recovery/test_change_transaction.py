@@ -29,6 +29,7 @@ from torpor.errors import (
 from torpor.model import RestoreSpec, SandboxState
 from torpor.model_changes import ChangeState
 from torpor.model_volumes import VolumeMount
+from torpor.recovery import durable
 from torpor.recovery.changes import acts, desk, undoing
 from torpor.recovery.changes.acts import Acts
 from torpor.recovery.changes.looks import Look
@@ -973,9 +974,7 @@ def test_words_for_a_change_whose_workflow_is_lost(
 def test_an_end_that_cannot_be_written_down_is_waited_for(
     act: Act, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from torpor.recovery.changes import workflow
-
-    monkeypatch.setattr(workflow, "_TRY_AGAIN_S", 0.05)
+    monkeypatch.setattr(durable, "_AGAIN_S", 0.05)
 
     async def scene(stage: Stage) -> None:
         rows, refused = stage.desk._rows, []

@@ -20,6 +20,7 @@ from torpor.errors import (
     CommandLost,
     GenerationChanged,
     GuestUnreachable,
+    InsufficientResources,
     InvalidRequest,
     NotFound,
     TorporError,
@@ -106,6 +107,8 @@ class CommandRun:
             await asyncio.wait({ending, stop}, return_when=asyncio.FIRST_COMPLETED)
             if ending.done():
                 return ending.result()
+        except InsufficientResources:  # says nothing about the command; see `Durable.run`
+            raise
         except TorporError as exc:
             return self._told("failed", f"the command could not be run: {exc.message}", None)
         finally:

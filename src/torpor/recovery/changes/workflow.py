@@ -52,7 +52,7 @@ class _Change:
             found: dict[str, Any] = self._durable.run(acts.call(name, self._change_id, *args))
             return found
 
-        found = DBOS.run_step({"name": name}, work)
+        found = self._durable.recorded(lambda: DBOS.run_step({"name": name}, work))
         if found.get("gone"):
             raise _Gone
         return found
@@ -75,7 +75,9 @@ class _Change:
     def word(self, *wanted: str) -> dict[str, Any] | None:
         """Return the next word that is `wanted`; a rejection undoes the change."""
         while True:
-            found: dict[str, Any] | None = DBOS.recv(WORDS, timeout_seconds=0)
+            found: dict[str, Any] | None = self._durable.recorded(
+                lambda: DBOS.recv(WORDS, timeout_seconds=0)
+            )
             if found is None or found["say"] in wanted:
                 return found
             if found["say"] == "reject":
@@ -203,7 +205,7 @@ def _safely(change: _Change, way: Any) -> None:
 def change(change_id: str) -> None:
     """Carry out a change."""
     durable = Durable.active()
-    with durable.working():
+    with durable.working(change_id):
         one = _Change(change_id, change_id)
         _safely(one, one.carry_out)
         durable.forget(change_id)
@@ -213,7 +215,7 @@ def change(change_id: str) -> None:
 def abandon(workflow_id: str) -> None:
     """Undo a change whose own workflow is not there any more; `workflow_id` begins with the change's id."""
     durable = Durable.active()
-    with durable.working():
+    with durable.working(workflow_id):
         one = _Change(workflow_id, workflow_id.partition(".")[0])
         _safely(one, lambda: one.undo("the daemon lost track of it", "daemon"))
         durable.forget(workflow_id)

@@ -27,14 +27,14 @@ def _step(durable: Durable, drill_id: str, name: str, *args: Any) -> dict[str, A
         found: dict[str, Any] = durable.run(acts.call(name, drill_id, *args))
         return found
 
-    return DBOS.run_step({"name": name}, work)
+    return durable.recorded(lambda: DBOS.run_step({"name": name}, work))
 
 
 @DBOS.workflow(name="drill", max_recovery_attempts=None)
 def drill(drill_id: str, boots: list[str]) -> None:
     """Carry out a drill."""
     durable = Durable.active()
-    with durable.working():
+    with durable.working(drill_id):
         try:
             if _step(durable, drill_id, "files").get("go_on"):
                 for memory in boots:
@@ -45,7 +45,7 @@ def drill(drill_id: str, boots: list[str]) -> None:
         for _ in range(_TRIES):
             try:
                 _step(durable, drill_id, "end")
-            except Exception:  # such as a full disk: there may be room in a moment
+            except Exception:
                 log.exception("drill: its end failed")
                 durable.wait(drill_id, _TRY_AGAIN_S)
             else:
