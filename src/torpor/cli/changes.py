@@ -195,6 +195,10 @@ def rollback(
     print_json(found.info.to_json()) if as_json else print(
         f"{found.id}  {found.state}: {found.why}"
     )
+    assert found.report is not None
+    steps = {step["name"] for step in found.report.data["steps"]}
+    if found.info.ending == "rejected" and "put back" not in steps:
+        return  # it had not begun to change anything: that is as good
     if found.verdict != "rolled_back":
         found.check()
 

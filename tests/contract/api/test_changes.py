@@ -32,6 +32,7 @@ from torpor.errors import (
 from torpor.model_changes import ChangeState
 from torpor.recovery import dbos_setup
 from torpor.recovery.changes import acts
+from torpor.recovery.changes.desk import ChangeDesk
 from torpor.sdk import sync_changes
 
 pytestmark = pytest.mark.usefixtures("server", "_looks")
@@ -424,6 +425,30 @@ def test_confirming_and_rejecting(cli: Cli, sandbox: Sandbox) -> None:
     cli.fails("change", "rollback", change, code=65)
     cli.fails("confirm", "chg_none", code=66)
     assert cli("change", "follow", change, code=96) == cli("report", change)
+
+
+def test_rejecting_one_that_has_not_begun_is_no_failure(
+    cli: Cli, sandbox: Sandbox, server: ServerThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take, settle = server.engine.snapshot, ChangeDesk._settled
+    said = asyncio.Event()
+
+    async def held(*args: Any, **kwargs: Any) -> Any:
+        await said.wait()
+        return await take(*args, **kwargs)
+
+    async def settled(*args: Any) -> Any:
+        said.set()
+        return await settle(*args)
+
+    monkeypatch.setattr(server.engine, "snapshot", held)
+    monkeypatch.setattr(ChangeDesk, "_settled", settled)
+    change = cli("change", sandbox.id, "x", "--run", "true", "--no-inventory", "--detach").strip()
+    told = cli("change", "rollback", change)
+    assert told == f"{change}  failed: rejected by {me()}; nothing was changed\n"
+    report = cli("report", change)
+    assert "torpor restore snap_" in report
+    assert "torpor rollback" not in report, "there is nothing to put back"
 
 
 def test_reports_on_the_command_line(cli: Cli, sandbox: Sandbox, tmp_path: Path) -> None:

@@ -824,6 +824,8 @@ def test_a_machine_that_does_not_come_back_is_tried_until_it_does(
         ended = await stage.until(await stage.change(box.id, command="false"))
         assert (ended.state, ended.verdict) == (S.FAILED, None)
         assert "could not be put back: no memory" in ended.why
+        (told,) = (await stage.desk.report(ended.id))["next"]
+        assert told["command"] == f"torpor rollback {box.id} {ended.snapshot_id} --cold"
         point = await stage.engine.get_snapshot(ended.snapshot_id)  # type: ignore[arg-type]
         assert point.label == f"before-{ended.id}"
 

@@ -58,7 +58,7 @@ def build(row: ChangeRow, now: datetime) -> dict[str, Any]:
         "failed_state": kept.get("failed_note"),
         "put_back": kept.get("back_note"),
         "undone": kept.get("undone"),
-        "next": next_steps(info, insists=row.spec.consistency == "application"),
+        "next": next_steps(row),
         "not_undone": [*not_undone(info), *kept.get("volumes_left", [])],
     }
 
@@ -123,13 +123,9 @@ def log_lines(command: Mapping[str, Any], last: Mapping[str, Any]) -> list[str]:
     return lines[-5 * _LINES :]
 
 
-def next_steps(info: ChangeInfo, *, insists: bool = False) -> list[dict[str, str]]:
-    """Return what can be done now: words, and the command that does it.
-
-    Args:
-        info: the change.
-        insists: whether it insists on a snapshot with its programs at rest.
-    """
+def next_steps(row: ChangeRow) -> list[dict[str, str]]:
+    """Return what can be done now: words, and the command that does it."""
+    info = row.info
     found: list[tuple[str, str]] = []
     sandbox, before, failed = info.sandbox_id, info.snapshot_id, info.failed_snapshot_id
     if info.state is S.PROBATION:
@@ -154,13 +150,22 @@ def next_steps(info: ChangeInfo, *, insists: bool = False) -> list[dict[str, str
         found.append(("undo the undoing", f"torpor rollback {sandbox} {failed}"))
     if info.state is S.ROLLED_BACK and info.target is not None:
         found.append(("try the same target again", f"torpor change {sandbox} … --force"))
-    if info.state is S.FAILED and before is not None:
-        found.append(("put the machine back by hand", f"torpor rollback {sandbox} {before} --cold"))
-    if info.state is S.FAILED and before is None:
-        found.append(("see how the machine is", f"torpor get {sandbox}"))
-        if insists:
-            found.append(("try what brings its programs to rest", f"torpor quiesce test {sandbox}"))
+    if info.state is S.FAILED:
+        found += _after_failing(row)
     return [{"words": words, "command": command} for words, command in found]
+
+
+def _after_failing(row: ChangeRow) -> list[tuple[str, str]]:
+    info = row.info
+    sandbox, before = info.sandbox_id, info.snapshot_id
+    if before is not None and "undone_from" in row.notes:  # it was to be undone, and could not be
+        return [("put the machine back by hand", f"torpor rollback {sandbox} {before} --cold")]
+    found = [("see how the machine is", f"torpor get {sandbox}")]
+    if before is not None:
+        found.append(("have another machine that is as it was before", f"torpor restore {before}"))
+    elif row.spec.consistency == "application":
+        found.append(("try what brings its programs to rest", f"torpor quiesce test {sandbox}"))
+    return found
 
 
 def not_undone(info: ChangeInfo) -> list[str]:
