@@ -566,6 +566,8 @@ def test_what_is_refused_before_it_begins(act: Act) -> None:
         refusals: list[tuple[dict[str, Any], str]] = [
             ({"command": None}, "needs command"),
             ({"kind": "block", "command": "x"}, "takes no command"),
+            ({"command": "x\0y"}, "command has a NUL"),
+            ({"command": "x", "cwd": "/\0"}, "cwd has a NUL"),
             ({"command": "x", "reason": ""}, "reason"),
             ({"command": "x", "reason": "a\nb"}, "reason"),
             ({"command": "x", "target": " "}, "target"),
@@ -594,6 +596,26 @@ def test_what_is_refused_before_it_begins(act: Act) -> None:
         with pytest.raises(InsufficientResources):
             await stage.change(box.id, command="x")
         assert await stage.desk.list() == []
+
+    act(scene)
+
+
+def test_a_command_that_cannot_be_begun_changes_nothing(act: Act) -> None:
+    """A slip of the pen costs no boot, and nothing that the machine did meanwhile."""
+
+    async def scene(stage: Stage) -> None:
+        box = await stage.sandbox()
+        begun = await stage.change(box.id, command="mark never", user="nobody-here", target="two")
+        ended = await stage.until(begun)
+        assert (ended.state, ended.verdict, ended.ending) == (S.FAILED, None, "none")
+        assert ended.why == (
+            "the command cannot be started: no user 'nobody-here' in the guest; nothing was changed"
+        )
+        info = await stage.engine.get(box.id)
+        assert (info.generation, info.state) == (box.generation, SandboxState.RUNNING)
+        assert [s.protected for s in await stage.engine.snapshots(box.id)] == [()]
+        again = await stage.change(box.id, command="mark one", target="two")
+        assert (await stage.until(again)).state is S.KEPT
 
     act(scene)
 

@@ -50,13 +50,17 @@ SILENT_S = 120.0
 _RETRY_S = 0.5
 _LOST = frozenset({SandboxState.FAILED, SandboxState.STOPPED, SandboxState.DELETED})
 
-Outcome = Literal["ok", "failed", "unknown", "unstarted", "rejected"]
+Outcome = Literal["ok", "failed", "unknown", "refused", "unstarted", "rejected"]
 Note = Callable[[Mapping[str, Any]], Awaitable[None]]
 
 
 def exec_id_of(change_id: ChangeId) -> ExecId:
     """Return the id of a change's command."""
     return ExecId(f"exec_{change_id.removeprefix('chg_')}")
+
+
+class _Refused(Exception):
+    """Raised when a command cannot be, such as one of a user that is not there: nothing was begun."""
 
 
 @dataclass(slots=True)
@@ -139,11 +143,9 @@ class CommandRun:
                     else:
                         return self._unknown("the machine was booted meanwhile")
                     return self._ended(found)
-            except InvalidRequest as exc:
-                return self._told(
-                    "failed", f"the command could not be started: {exc.message}", None
-                )
-            except CommandLost as exc:
+            except _Refused as exc:
+                return self._told("refused", f"the command cannot be started: {exc}", None)
+            except (InvalidRequest, CommandLost) as exc:
                 return self._unknown(exc.message)
             except (GuestUnreachable, GenerationChanged, VmmFailed, WrongState) as exc:
                 info = await self._engine.get(self._sandbox_id)
@@ -170,8 +172,15 @@ class CommandRun:
             user=spec.user,
             timeout_seconds=spec.command_timeout_seconds,
         )
-        async with guest.exec_run(self.exec_id, wanted) as events:
-            return await self._read(events)
+        is_begun = False
+        try:
+            async with guest.exec_run(self.exec_id, wanted) as events:
+                is_begun = True
+                return await self._read(events)
+        except InvalidRequest as exc:
+            if is_begun:
+                raise
+            raise _Refused(exc.message) from exc
 
     async def _attach(self, guest: Guest) -> ExecInfo:
         at = self._tails.next

@@ -37,6 +37,9 @@ def check_spec(spec: ChangeSpec) -> None:
         raise InvalidRequest(
             f"command has {len(spec.command)} characters; 1 to {COMMAND_MOST} are wanted"
         )
+    for name in ("command", "user", "cwd"):
+        if "\0" in (getattr(spec, name) or ""):
+            raise InvalidRequest(f"{name} has a NUL in it", hint="no command can have one")
     if spec.memory not in ("ram", "cold"):
         raise InvalidRequest(f"memory is {spec.memory!r}; 'ram' or 'cold' is wanted")
     if spec.consistency not in (None, "crash", "filesystem", "application"):

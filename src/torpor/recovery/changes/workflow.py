@@ -32,6 +32,10 @@ class _Undo(Exception):
         self.ending = ending
 
 
+class _Unchanged(Exception):
+    """Raised when nothing was begun that could be undone."""
+
+
 class _Gone(Exception):
     """Raised when the sandbox was deleted."""
 
@@ -104,6 +108,8 @@ class _Change:
         try:
             self._make_it()
             self._verify_it()
+        except _Unchanged as turn:
+            self.last("fail", f"{turn}; nothing was changed", "none")
         except _Undo as turn:
             self.undo(turn.why, turn.ending)
 
@@ -117,6 +123,8 @@ class _Change:
                 self.wait(min(left, _LOOK_UP_S))
             return
         found = self.step("command")
+        if found["outcome"] == "refused":
+            raise _Unchanged(found["why"])
         if found["outcome"] != "ok":
             endings = {"unknown": "machine", "rejected": "rejected", "unstarted": "none"}
             ending = endings.get(found["outcome"], "command")
