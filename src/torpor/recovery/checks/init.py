@@ -28,6 +28,8 @@ _WALK_SECONDS = 30.0
 _DATABASE_SECONDS = 60.0
 _TABLES_MOST = 20
 _SLACK_RESTARTS = 2
+_DEFAULTS = {"timeoutSeconds": 30}
+"""All checks run at once; a machine that is slow, or busy, takes long for so many."""
 _NAME_CHARS = 200
 _EACH_MOST = 60
 _HEAD = """\
@@ -167,7 +169,8 @@ def _dump(groups: Groups) -> str:
             hint="write the file by hand; docs/reference/checks.md has examples",
         )
     filled = {group: kinds for group, kinds in filled.items() if kinds}
-    return yaml.safe_dump(filled, sort_keys=False, allow_unicode=True, width=120)
+    file = {"defaults": _DEFAULTS, **filled}
+    return yaml.safe_dump(file, sort_keys=False, allow_unicode=True, width=120)
 
 
 def _objects(raw: object) -> Iterator[Mapping[str, Any]]:
