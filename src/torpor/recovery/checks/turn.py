@@ -128,5 +128,7 @@ async def _control(check: Check, spec: TurnSpec | None, probe: ProbeMachine) -> 
     ran = await probe.run(command, timeout_seconds=CONTROL_SECONDS)
     if ran.timed_out:
         return f"it did not end within {CONTROL_SECONDS:g} s"
-    said = clean_output(ran.stdout, ran.stderr, most=200)
-    return f"exit code {ran.exit_code}: {clean(said)}" if ran.exit_code else None
+    if not ran.exit_code:
+        return None
+    said = clean(clean_output(ran.stdout, ran.stderr, most=200))
+    return f"exit code {ran.exit_code}{said and f': {said}'}"

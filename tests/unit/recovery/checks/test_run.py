@@ -275,6 +275,8 @@ def test_a_control_probe_tells_an_outage_from_a_broken_agent() -> None:
     result = one(check, away)
     assert result.outcome == "inconclusive"
     assert "control probe failed too: exit code 7: no route" in result.reason
+    silent = one(check, {"agent": ran(1), "ask-provider": ran(7)})
+    assert silent.reason.endswith("control probe failed too: exit code 7")
     probe = TableProbe({"agent": ran(0, "ready"), "ask-provider": ran(7)})
     run_on(probe, f"folders: false\nrequired: {{{check}}}")
     assert probe.asked == ["agent"], "a turn that went well asks nothing else"
