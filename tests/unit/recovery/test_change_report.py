@@ -145,6 +145,20 @@ def test_every_state_has_words(state: ChangeState, verdict: ChangeVerdict | None
     assert "checks" not in report["asked"]
 
 
+@pytest.mark.parametrize(
+    ("must_confirm", "then"),
+    [
+        (True, "it is rolled back unless it was confirmed"),
+        (False, "it is kept if it still looks right"),
+    ],
+)
+def test_what_ends_a_probation_is_said_first(must_confirm: bool, then: str) -> None:
+    deadline = T0 + timedelta(minutes=10)
+    on_probation = row(S.PROBATION, deadline_at=deadline, require_confirm=must_confirm)
+    headline = build(on_probation, T0)["headline"]
+    assert headline.endswith(f"is on probation until 2026-11-29 12:10:00 UTC; then {then}")
+
+
 def test_a_report_of_nothing_yet() -> None:
     report = build(ChangeRow(info(S.IDLE), ChangeSpec(reason="x", command="y")), T0)
     assert report["probes"] == []

@@ -75,7 +75,11 @@ def headline(info: ChangeInfo) -> str:
     if info.state is S.FAILED:
         return f"{name} failed: {info.why}"
     if info.state is S.PROBATION and info.deadline_at is not None:
-        ends = "it is rolled back" if info.require_confirm else "it is kept if it still looks right"
+        ends = (
+            "it is rolled back unless it was confirmed"
+            if info.require_confirm
+            else "it is kept if it still looks right"
+        )
         return f"{name} is on probation until {info.deadline_at:%Y-%m-%d %H:%M:%S} UTC; then {ends}"
     return f"{name} is {info.state.replace('_', ' ')}"
 
