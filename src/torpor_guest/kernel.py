@@ -13,6 +13,7 @@ from pathlib import Path
 
 _FIFREEZE = 0xC0045877
 _FITHAW = 0xC0045878
+_BLKFLSBUF = 0x1261
 _RNDADDENTROPY = 0x40085203
 _RNDRESEEDCRNG = 0x5207
 _MS_BIND = 4096
@@ -91,6 +92,14 @@ class Kernel:
     def unmount(self, target: Path) -> None:
         """Write out and unmount what is mounted at `target`. EBUSY: somebody uses it."""
         _check(_libc.umount2(os.fsencode(target), ctypes.c_int(0)))
+
+    def forget_pages(self, device: Path) -> None:
+        """Write out and forget what is remembered of a block device's content: its disk is another now."""
+        fd = os.open(device, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.ioctl(fd, _BLKFLSBUF, 0)
+        finally:
+            os.close(fd)
 
     def is_claimed(self, device: tuple[int, int]) -> bool:
         """Return whether a block device is in use, such as mounted in any mount namespace."""

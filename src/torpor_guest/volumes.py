@@ -1,6 +1,7 @@
 """Volumes in the guest: a disk that the host plugged in, found, mounted at a path, made larger, and let go.
 
-A file system is never made here. What cannot be mounted is an error with a hint, and stays as it is.
+A place for a volume is one of a SCSI controller, where disks come and go, or a virtio disk that is always there (see
+`places`). A file system is never made here. What cannot be mounted is an error with a hint, and stays as it is.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ import asyncio
 import errno
 import os
 import re
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from torpor_guest.errors import AgentError
 from torpor_guest.kernel import Kernel
 from torpor_guest.mounts import Volume, top_at, volumes
 from torpor_guest.paths import checked
+from torpor_guest.places import Places, blocks_of
 from torpor_guest.programs import Programs
 from torpor_guest.stream import Stream
 from torpor_guest.threads import in_own_thread
@@ -43,6 +44,7 @@ class VolumeMethods:
         self._kernel = kernel
         self._programs = programs
         self._image = image
+        self._places = Places(kernel)
         self._lock = asyncio.Lock()
 
     async def mount(self, stream: Stream, params: dict[str, Any]) -> dict[str, Any]:
@@ -70,17 +72,19 @@ class VolumeMethods:
             sizes = self._sizes(path) if there is not None else {}
             if there is not None:
                 await in_own_thread(self._unmount, path, there)
-            await in_own_thread(self._let_go, slot)
+            await in_own_thread(self._places.let_go, slot)
             return {"was_mounted": there is not None, **sizes}
 
     async def grow(self, stream: Stream, params: dict[str, Any]) -> dict[str, Any]:
         """Make the file system at a path as large as its disk is now; answer its sizes."""
         path, slot = _path(params), _slot(params)
+        size = params.get("size_bytes")
         async with self._lock:
             self._need(path)
             device = await self._device(slot, _serial(params))
-            rescan = self._kernel.path(f"/sys/block/{device.name}/device/rescan")
-            await in_own_thread(_write, rescan, "1")
+            await in_own_thread(self._places.ask_size, device)
+            if isinstance(size, int):
+                await self._until_large(device, size)
             await self._resize(device)
             return self._sizes(path)
 
@@ -93,62 +97,51 @@ class VolumeMethods:
     # ---- inside ----
 
     async def _device(self, slot: int, serial: str) -> Path:
-        """Return the device file of a place; waits until the kernel has it."""
+        """Return the device file of a place; waits until the kernel has it, and knows how large it is."""
+        places = self._places
         loop = asyncio.get_running_loop()
         end = loop.time() + _APPEAR_S
         with uevents() as news:
             while True:
-                found = self._find(slot)
+                found = places.find(slot)
                 if found is not None:
-                    has = self._serial_of(found)
-                    if has != serial:
+                    has = places.serial_of(found)
+                    if has not in (None, serial):
                         raise AgentError(
                             errors.FAILED, f"the disk in place {slot} is {has!r}, not {serial!r}"
                         )
-                    return found
+                    if has is not None or await in_own_thread(self._is_settled, found):
+                        return found
                 if loop.time() >= end:
+                    if found is not None and await in_own_thread(places.reads_to_its_end, found):
+                        return found  # its file system says what cannot be: what mounts it, tells
                     raise AgentError(
                         errors.FAILED,
                         f"no disk came in place {slot} within {_APPEAR_S:g} s",
-                        hint=self._hint(),
+                        hint=places.hint(),
                     )
-                self._scan(slot)
+                places.scan(slot)
                 await news.next(_LOOK_S)
 
-    def _find(self, slot: int) -> Path | None:
-        scsi = self._kernel.path("/sys/bus/scsi/devices")
-        for block in sorted(scsi.glob(f"*:0:{slot}:0/block/*")):
-            node = self._kernel.path("/dev") / block.name
-            # the kernel makes the device's file a moment before its name in /sys/block
-            if node.exists() and self._kernel.path(f"/sys/block/{block.name}").exists():
-                return node
-        return None
+    def _is_settled(self, device: Path) -> bool:
+        return self._kernel.is_claimed(self._number(device)) or self._places.is_settled(device)
 
-    def _serial_of(self, device: Path) -> str:
-        page = self._kernel.path(f"/sys/block/{device.name}/device/vpd_pg80")
-        try:
-            return page.read_bytes()[4:].rstrip(b"\0 ").decode("ascii", "replace")
-        except OSError as exc:
-            raise errors.from_os(exc, f"read the serial of {device}") from exc
+    async def _until_large(self, device: Path, size_bytes: int) -> None:
+        """Return when the kernel knows that a disk is that large."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + _APPEAR_S
+        with uevents() as news:
+            while (has := self._places.size_of(device)) < size_bytes:
+                if loop.time() >= end:
+                    raise AgentError(
+                        errors.FAILED, f"{device} has {has} bytes, and not {size_bytes}"
+                    )
+                await news.next(_LOOK_S)
 
     def _number(self, device: Path) -> tuple[int, int]:
         text = self._kernel.path(f"/sys/block/{device.name}/dev").read_text()
         major, _, minor = text.strip().partition(":")
         return int(major), int(minor)
-
-    def _scan(self, slot: int) -> None:
-        """Ask the controller what is in a place: its own news of it may have been lost."""
-        hosts = sorted(self._kernel.path("/sys/class/scsi_host").glob("host*/scan"))
-        for scan in hosts:
-            try:
-                _write(scan, f"0 {slot} 0")
-            except OSError:
-                continue
-
-    def _hint(self) -> str:
-        if not self._kernel.path("/sys/class/scsi_host").is_dir():
-            return "its kernel has no driver for the controller; build its template anew"
-        return "look at the machine's kernel log: dmesg"
 
     def _mounted(self, path: str) -> Volume | None:
         """Return the file system that is mounted at a path."""
@@ -162,7 +155,7 @@ class VolumeMethods:
 
         Raises `AgentError` when its disk cannot go by unmounting that path: it would be torn from what is mounted.
         """
-        there, device = self._mounted(path), self._find(slot)
+        there, device = self._mounted(path), self._places.find(slot)
         if device is None:
             return there
         number = self._number(device)
@@ -239,17 +232,6 @@ class VolumeMethods:
             holders=", ".join(who),
         )
 
-    def _let_go(self, slot: int) -> None:
-        """Have the kernel forget the disk before the host takes it away."""
-        found = self._find(slot)
-        if found is None:
-            return
-        try:
-            _write(self._kernel.path(f"/sys/block/{found.name}/device/delete"), "1")
-        except OSError as exc:
-            if exc.errno not in (errno.ENOENT, errno.ENODEV):
-                raise errors.from_os(exc, f"let go of {found}") from exc
-
     async def _repair(self, device: Path) -> None:
         status, output = await self._programs.run(
             ["e2fsck", "-f", "-y", str(device)], timeout_s=_PROGRAM_S
@@ -260,9 +242,8 @@ class VolumeMethods:
     async def _fill(self, device: Path, path: str) -> None:
         """Use all of a disk that was made larger while it was away, and give a new one to the default user."""
         place = self._kernel.path(path)
-        sectors = self._kernel.path(f"/sys/block/{device.name}/size").read_text()
-        blocks, block_bytes = await in_own_thread(_blocks_of, device)
-        if (blocks + 1) * block_bytes <= int(sectors) * 512:
+        blocks, block_bytes = await in_own_thread(blocks_of, device)
+        if (blocks + 1) * block_bytes <= self._places.size_of(device):
             await self._resize(device)
         if self._image.default_user is not None:
             user = find_user(self._image.default_user)
@@ -292,17 +273,6 @@ def _mount_hint(exc: OSError) -> str:
     return "let it be checked: attach it with repair (torpor volume attach … --repair); a clone first is safer"
 
 
-def _blocks_of(device: Path) -> tuple[int, int]:
-    """Return how many blocks the ext4 file system on a device has, and their size, as its superblock says."""
-    with device.open("rb", buffering=0) as file:
-        file.seek(1024)
-        block = file.read(1024)
-    low, log_size = struct.unpack_from("<I", block, 4)[0], struct.unpack_from("<I", block, 24)[0]
-    is_64bit = struct.unpack_from("<I", block, 96)[0] & 0x80
-    high = struct.unpack_from("<I", block, 336)[0] if is_64bit else 0
-    return (high << 32) + low, 1024 << min(log_size, 6)
-
-
 def _give_new(place: Path, uid: int, gid: int) -> None:
     """Let a user own the root of a file system that nobody has used yet."""
     found = place.stat()
@@ -313,11 +283,6 @@ def _give_new(place: Path, uid: int, gid: int) -> None:
 def _node(kernel: Kernel, there: Volume) -> Path:
     link = kernel.path(f"/sys/dev/block/{there.device[0]}:{there.device[1]}")
     return kernel.path("/dev") / os.path.basename(os.readlink(link))
-
-
-def _write(path: Path, text: str) -> None:
-    with path.open("w") as file:
-        file.write(text)
 
 
 def _path(params: dict[str, Any]) -> str:

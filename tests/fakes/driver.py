@@ -24,7 +24,14 @@ from torpor.layers.ram import PAGE, RamLayer, RamLayerWriter
 from torpor.model import ExecEvent, ExecId, ExecInfo, ExecSpec, GuestInfo, Renewal
 from torpor.model_quiesce import QuiesceSpec
 from torpor.model_volumes import VolumeUsage
-from torpor.vmm.base import HostSupport, MachineSpec, SavedMachine, VmmStatus, VolumeDisk
+from torpor.vmm.base import (
+    VOLUME_SLOTS,
+    HostSupport,
+    MachineSpec,
+    SavedMachine,
+    VmmStatus,
+    VolumeDisk,
+)
 
 
 class FakeVmm:
@@ -128,6 +135,8 @@ class FakeDriver:
 
     name = "fake"
     disk_suffix = ".qcow2"
+    volume_slots: Sequence[int] = VOLUME_SLOTS
+    read_only_slots: Sequence[int] = VOLUME_SLOTS
     snapshots_cut = False
 
     def __init__(self) -> None:

@@ -57,6 +57,10 @@ class PaperKernel(Kernel):
         self.note("sync_all")
 
     @override
+    def forget_pages(self, device: Path) -> None:
+        self.note("forget_pages", device.name)
+
+    @override
     def sync(self, fd: int) -> None:
         self.note("sync", place_of(fd))
 

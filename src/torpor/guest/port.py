@@ -425,8 +425,10 @@ class Guest(Protocol):
         """
         ...
 
-    async def grow_volume(self, path: str, *, slot: int, serial: str) -> VolumeUsage:
-        """Make the file system at `path` as large as its disk is now; return its sizes."""
+    async def grow_volume(
+        self, path: str, *, slot: int, serial: str, size_bytes: int
+    ) -> VolumeUsage:
+        """Make the file system at `path` as large as its disk is, `size_bytes` or more; return its sizes."""
         ...
 
     async def volume_usage(self, path: str) -> VolumeUsage:

@@ -43,9 +43,16 @@ class VolumeCalls(Calls):
         except GuestFailed:  # a broken file system has odd sizes; it is unmounted all the same
             return VolumeUsage(0, 0)
 
-    async def grow_volume(self, path: str, *, slot: int, serial: str) -> VolumeUsage:
+    async def grow_volume(
+        self, path: str, *, slot: int, serial: str, size_bytes: int
+    ) -> VolumeUsage:
         """See `Guest.grow_volume`."""
-        params: dict[str, object] = {"path": path, "slot": slot, "serial": serial}
+        params: dict[str, object] = {
+            "path": path,
+            "slot": slot,
+            "serial": serial,
+            "size_bytes": size_bytes,
+        }
         return _usage(await self._channel.call("volume.grow", params, limit_s=_PROGRAM_LIMIT_S))
 
     async def volume_usage(self, path: str) -> VolumeUsage:

@@ -54,12 +54,11 @@ from torpor.layers.verify import (
     damage_of_manifest,
     digest,
 )
+from torpor.layers.whole import WHOLE
 from torpor.model import SandboxId, SnapshotId, SnapshotInfo
 from torpor.model_inventory import Inventory
 
 _KINDS: Mapping[str, Kind] = {".qcow2": "disk", ".raw": "disk", ".ram": "ram"}
-_WHOLE = ".raw"
-"""A disk layer that is a whole disk, whatever is below it."""
 _SETTLED_NS = 1_000_000_000
 """A folder that changed longer ago than this does not change any more without its time changing."""
 
@@ -271,7 +270,7 @@ class LayerStore:
     def needed_disks(self, layers: Sequence[str]) -> tuple[str, ...]:
         """Return the part of a disk's chain, the oldest first, that matters: what lies below a whole disk does not."""
         for number in range(len(layers) - 1, 0, -1):
-            if self.disk_path(layers[number]).suffix == _WHOLE:
+            if self.disk_path(layers[number]).suffix == WHOLE:
                 return tuple(layers[number:])
         return tuple(layers)
 

@@ -8,7 +8,7 @@ meant, the act, and a row that says what is so; `settle` finishes or undoes what
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from torpor.base.aio import finish
@@ -31,7 +31,7 @@ from torpor.sandboxes.lifecycle import WITH_MACHINE, require_running
 from torpor.sandboxes.machine import SandboxMachine
 from torpor.sandboxes.parts import Parts
 from torpor.sandboxes.standstill import through_standstills
-from torpor.vmm.base import VOLUME_SLOTS, VolumeDisk
+from torpor.vmm.base import VolumeDisk
 from torpor.volumes.desk import Point
 from torpor.volumes.lease import (
     check_free_path,
@@ -119,7 +119,7 @@ async def lease(m: SandboxMachine, mount: VolumeMount) -> tuple[VolumeRow, Volum
         sandbox_id=me,
         path=mount.path,
         read_only=mount.read_only,
-        slot=free_slot({h.slot for _, h in mine}, VOLUME_SLOTS, me),
+        slot=place_for(parts, {h.slot for _, h in mine}, me, read_only=mount.read_only),
         serial=serial_of(row.id),
         state="attaching",
     )
@@ -134,6 +134,15 @@ async def lease(m: SandboxMachine, mount: VolumeMount) -> tuple[VolumeRow, Volum
         except BaseException:
             await finish(_release(parts, row.id, me), within_s=60.0)
             raise
+
+
+def place_for(
+    parts: Parts, taken_slots: Collection[int], sandbox_id: str, *, read_only: bool
+) -> int:
+    """Return a free place in a sandbox's machine for one more volume. Raises `LimitExceeded`."""
+    driver = parts.driver
+    slots = driver.read_only_slots if read_only else driver.volume_slots
+    return free_slot(taken_slots, slots, sandbox_id, "read" if read_only else "write")
 
 
 async def break_dead(parts: Parts, volume_id: VolumeId, me: str) -> None:
@@ -383,7 +392,10 @@ async def grow(m: SandboxMachine, volume_id: VolumeId, size_bytes: int) -> None:
     await m.running_vmm().resize_volume(holder.slot, size_bytes)
     reach("grow.resized")
     usage = await through_standstills(
-        m, guest.grow_volume(holder.path, slot=holder.slot, serial=holder.serial)
+        m,
+        guest.grow_volume(
+            holder.path, slot=holder.slot, serial=holder.serial, size_bytes=size_bytes
+        ),
     )
     await _used(m.parts, volume_id, usage)
     reach("grow.outcome")

@@ -64,7 +64,16 @@ class Plan:
 
     async def ready_to_boot(self) -> tuple[VolumeDisk, ...]:
         """Do what `ready` does for a machine whose memory begins anew: it has nothing to take off, and mounts."""
-        self.in_ram = [(point, way) for point, way in self.in_ram if way != "throw-away"]
+        taken: set[int] = set()
+        found: list[tuple[VolumePoint, Way]] = []
+        for point, way in self.in_ram:
+            if way != "throw-away":  # another driver's machine may have had other places
+                slot = volume_attach.place_for(
+                    self.m.parts, taken, self.m.info.id, read_only=point.read_only
+                )
+                taken.add(slot)
+                found.append((replace(point, slot=slot), way))
+        self.in_ram = found
         self._mount_all = True
         return await self.ready()
 

@@ -24,7 +24,7 @@ class Disk:
 
 
 VOLUME_SLOTS = range(1, 17)
-"""A machine's places for volumes. One of the first is taken where a volume is put."""
+"""The numbers that a machine's places for volumes can have; its driver says which there are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class VolumeDisk:
     serial: str
     """What the guest knows it by; at most 20 characters."""
     layers: tuple[Path, ...]
-    """Read-only qcow2 files, the oldest first."""
+    """Read-only files, the oldest first; see `Disk.layers`."""
     active: Path | None
     """The overlay that takes all writes; None: the disk is read-only, whatever the guest does."""
 
@@ -203,6 +203,11 @@ class Driver(Protocol):
     name: str
     disk_suffix: str
     """Of the disk layers that it makes: `.qcow2` or `.raw`; see `Disk`."""
+
+    volume_slots: Sequence[int]
+    """The places that its machines have for volumes which they write."""
+    read_only_slots: Sequence[int]
+    """Those for volumes which they only read; they may be the same."""
 
     async def probe(self) -> HostSupport:
         """Say whether and how this driver works here. Never raises for a host that lacks something."""

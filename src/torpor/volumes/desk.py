@@ -24,6 +24,7 @@ from torpor.layers.manifest import LayerRef
 from torpor.layers.seal import reclaim
 from torpor.layers.space import full_disk_told
 from torpor.layers.store import LayerStore
+from torpor.layers.whole import is_unfilled
 from torpor.model_access import DEFAULT_WORKSPACE
 from torpor.model_volumes import (
     VolumeHolder,
@@ -186,17 +187,31 @@ class VolumeDesk:
         refs = [await self._ref(layer) for layer in row.layers.disk]
         return Point(tuple(refs), row.size_bytes, row.layers.clean)
 
-    async def seal(self, volume_id: VolumeId) -> VolumeRow:
-        """Make what was written to a volume that no machine has an immutable layer of it; a new overlay takes its place."""
+    async def seal(self, volume_id: VolumeId, *, written: bool = False) -> VolumeRow:
+        """Make what was written to a volume that no machine has an immutable layer of it; a new overlay takes its place.
+
+        Args:
+            volume_id: which.
+            written: what its row says of the new overlay.
+        """
         row = self.shelf.get(volume_id)
         old, new = row.layers.active, new_id("lyr")
         below = self._short(row.layers.disk)
         with self.layers.pins.held(new, old, *below):
             await self._overlay(new, row.size_bytes)
-            await self._ref(old)
+            path = self.layers.disk_path(old)
+            if not await asyncio.to_thread(is_unfilled, path):  # else it never came to a machine
+                await self._ref(old)
+                below = (*below, old)
             reach("volume.sealed")
-            layers = replace(row.layers, disk=(*below, old), active=new, written=False)
+            layers = replace(row.layers, disk=below, active=new, written=written)
             return await self.shelf.change(volume_id, lambda r: replace(r, layers=layers))
+
+    async def _in_own_format(self, row: VolumeRow) -> VolumeRow:
+        """Give a volume whose overlay another driver made one that this driver's machines can write."""
+        if self.layers.disk_path(row.layers.active).suffix == self._driver.disk_suffix:
+            return row
+        return await self.seal(row.id, written=row.layers.written)
 
     async def stand_on(
         self, volume_id: VolumeId, disk: Sequence[str], size_bytes: int, *, clean: bool
@@ -258,6 +273,7 @@ class VolumeDesk:
         """Make a volume that nobody has larger; its file system follows when it is next mounted read-write."""
         row = await self.shelf.change(volume_id, lambda r: self.grown(r, size_bytes))
         reach("grow.intent")
+        row = await self._in_own_format(row)
         await self._driver.resize_overlay(self.layers.disk_path(row.layers.active), size_bytes)
         reach("grow.resized")
         return row
@@ -285,6 +301,7 @@ class VolumeDesk:
 
     async def hand_out(self, row: VolumeRow) -> VolumeRow:
         """Prepare a volume's files for a machine; return it, with as few layers as can be."""
+        row = await self._in_own_format(row)
         below = self._short(row.layers.disk)
         path = self.layers.disk_path(row.layers.active)
         # a sum of what it once held would be believed later; see `LayerStore.ref`
@@ -352,7 +369,7 @@ class VolumeDesk:
     def _short(self, chain: Sequence[str]) -> tuple[str, ...]:
         short = self.layers.merges.shortest(chain)
         there = all(self.layers.disk_path(layer).exists() for layer in short)
-        return tuple(short) if there else tuple(chain)
+        return self.layers.needed_disks(short if there else chain)
 
     def _first(self, chain: Sequence[str]) -> tuple[str, ...]:
-        return self.layers.merges.first_layers(chain)
+        return self.layers.needed_disks(self.layers.merges.first_layers(chain))

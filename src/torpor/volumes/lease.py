@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from torpor.db.volumes import VolumeRow
@@ -74,13 +74,15 @@ def check_readable(row: VolumeRow) -> None:
         )
 
 
-def free_slot(taken_slots: Collection[int], slots: Iterable[int], sandbox_id: str) -> int:
-    """Return the first place that is free. Raises `LimitExceeded`."""
+def free_slot(
+    taken_slots: Collection[int], slots: Sequence[int], sandbox_id: str, what: str
+) -> int:
+    """Return the first place that is free; `what`: to read or to write. Raises `LimitExceeded`."""
     for slot in slots:
         if slot not in taken_slots:
             return slot
     raise LimitExceeded(
-        f"sandbox {sandbox_id} has {len(taken_slots)} volumes; more than that it cannot have",
+        f"sandbox {sandbox_id} has {len(taken_slots)} volumes; its machine has {len(slots)} places for volumes to {what}",
         hint="detach one",
     )
 

@@ -115,8 +115,13 @@ def test_a_volumes_chain_lies_over_nothing(folder: Path, end: int) -> None:
     seal(out)
     again = folder / "lyr_again.qcow2"
     asyncio.run(merge(QEMU_IMG, [out], files[end:], again)) if end < 4 else None
+    moved = folder / "lyr_moved.qcow2"  # its first layer is another driver's
+    asyncio.run(merge(QEMU_IMG, [], [raw, files[1]], moved))
+    assert _content([moved], folder / "raw") == _content(files[:2], folder / "raw")
+    junk = folder / "lyr_junk.qcow2"
+    junk.write_bytes(raw.read_bytes()[:4096])
     with pytest.raises(DataDamaged):
-        asyncio.run(merge(QEMU_IMG, [], [raw, files[1]], folder / "lyr_no.qcow2"))
+        asyncio.run(merge(QEMU_IMG, [], [junk, files[1]], folder / "lyr_no.qcow2"))
     assert not (folder / "lyr_no.qcow2").exists()
 
 

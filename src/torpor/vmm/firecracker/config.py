@@ -25,6 +25,11 @@ DEVICES = "devices"
 DISK = "disk"
 """A link to the active overlay."""
 DISK_ID = "disk0"
+WRITABLE_SLOTS = range(1, 7)
+"""The drives that are places for volumes which are written. A drive is that, or for reading only, for ever."""
+READ_ONLY_SLOTS = range(7, 9)
+SLOTS = (*WRITABLE_SLOTS, *READ_ONLY_SLOTS)
+"""Each takes one of the 18 interrupts that devices of Firecracker 1.12 have together."""
 
 _CARD = "eth0"
 _GUEST_CID = 3
@@ -66,17 +71,10 @@ def boot(spec: MachineSpec, kernel: Path) -> Iterator[tuple[str, dict[str, objec
             "boot_args": f"{spec.cmdline} {_CMDLINE}",
         },
     )
-    yield (
-        f"/drives/{DISK_ID}",
-        {
-            "drive_id": DISK_ID,
-            "path_on_host": DISK,
-            "is_root_device": False,  # the command line names it
-            "is_read_only": False,
-            "cache_type": "Writeback",  # what the guest flushes is durable
-            "io_engine": "Sync",
-        },
-    )
+    yield f"/drives/{DISK_ID}", _drive(DISK_ID, DISK, is_read_only=False)
+    for slot in SLOTS:  # in this order the guest has them
+        name = volume_name(slot)
+        yield f"/drives/{name}", _drive(name, name, is_read_only=slot in READ_ONLY_SLOTS)
     yield (
         f"/network-interfaces/{_CARD}",
         {"iface_id": _CARD, "host_dev_name": network.TAP, "guest_mac": network.MAC},
@@ -84,6 +82,22 @@ def boot(spec: MachineSpec, kernel: Path) -> Iterator[tuple[str, dict[str, objec
     yield "/vsock", {"guest_cid": _GUEST_CID, "uds_path": AGENT_SOCKET}
     yield "/entropy", {}
     yield "/actions", {"action_type": "InstanceStart"}
+
+
+def volume_name(slot: int) -> str:
+    """Return the id, and name, of the drive that is a place for a volume."""
+    return f"volume{slot}"
+
+
+def _drive(drive_id: str, name: str, *, is_read_only: bool) -> dict[str, object]:
+    return {
+        "drive_id": drive_id,
+        "path_on_host": name,
+        "is_root_device": False,  # the command line names it
+        "is_read_only": is_read_only,
+        "cache_type": "Writeback",  # what the guest flushes is durable
+        "io_engine": "Sync",
+    }
 
 
 def load(saved: SavedMachine) -> dict[str, object]:

@@ -15,9 +15,10 @@ from pathlib import Path
 
 from torpor.base import proc
 from torpor.base.aio import finish
-from torpor.base.fsio import clone_file
+from torpor.base.fsio import clone_file, fsync_dir, fsync_file
 from torpor.errors import HostNotReady, InsufficientResources, VmmFailed
 from torpor.layers.space import full_disk_told
+from torpor.layers.whole import is_empty
 from torpor.vmm.chains import chain
 
 _CONVERT_S = 3600.0
@@ -36,10 +37,10 @@ def make_empty(path: Path, size_bytes: int) -> None:
             os.close(fd)
 
 
-async def fill(path: Path, layers: Sequence[Path]) -> None:
+async def fill(path: Path, layers: Sequence[Path], *, durable: bool = False) -> None:
     """Let an empty disk hold what `layers`, the oldest first, are; one that was filled before stays as it is.
 
-    On any failure it is as empty as it was. Not fsynced.
+    On any failure it is as empty as it was. Fsynced before it is there with `durable`.
 
     Raises:
         HostNotReady: a layer is qcow2, and there is no qemu-img.
@@ -47,7 +48,7 @@ async def fill(path: Path, layers: Sequence[Path]) -> None:
         VmmFailed: a layer cannot be read.
     """
     found = await asyncio.to_thread(path.stat)
-    if not layers or found.st_blocks:
+    if not layers or not await asyncio.to_thread(is_empty, path):
         return
     fresh = path.with_name(f".{path.name}")
     try:
@@ -55,7 +56,7 @@ async def fill(path: Path, layers: Sequence[Path]) -> None:
             await _convert(layers, fresh)
         else:
             await finish(asyncio.to_thread(_clone, layers[-1], fresh), within_s=None)
-        await asyncio.to_thread(_take_place, fresh, path, found)
+        await asyncio.to_thread(_take_place, fresh, path, found, durable)
     except BaseException:
         await asyncio.to_thread(fresh.unlink, missing_ok=True)
         raise
@@ -67,13 +68,44 @@ def _clone(source: Path, target: Path) -> None:
         clone_file(source, target)
 
 
-def _take_place(fresh: Path, path: Path, before: os.stat_result) -> None:
+def _take_place(fresh: Path, path: Path, before: os.stat_result, durable: bool) -> None:
     """Let `fresh` be the disk at `path`, as large as that is, and its owner's."""
     if fresh.stat().st_size < before.st_size:
         os.truncate(fresh, before.st_size)
     os.chown(fresh, before.st_uid, before.st_gid)
     fresh.chmod(0o600)
+    if durable:
+        with full_disk_told(str(path)):
+            fsync_file(fresh)
     fresh.rename(path)
+    if durable:
+        fsync_dir(path.parent)
+
+
+def empty_again(path: Path) -> None:
+    """Let a disk that nobody has open hold nothing, as before it was filled. Blocks."""
+    size = path.stat().st_size
+    os.truncate(path, 0)
+    os.truncate(path, size)
+
+
+async def make_larger(path: Path, size_bytes: int) -> None:
+    """Let a disk have that size; never a smaller one.
+
+    Raises:
+        InsufficientResources: the disk is full.
+        VmmFailed: it cannot be.
+    """
+
+    def grow() -> None:
+        if path.stat().st_size < size_bytes:
+            os.truncate(path, size_bytes)
+
+    try:
+        with full_disk_told(str(path)):
+            await asyncio.to_thread(grow)
+    except OSError as exc:
+        raise VmmFailed(f"{path} cannot be made larger: {exc}", path=path) from exc
 
 
 async def _convert(layers: Sequence[Path], out: Path) -> None:

@@ -1,7 +1,7 @@
 """The Firecracker driver: start a machine, find it again after our own death, clear away what is left of it.
 
 A machine's folder holds `vmm.json` (who the process is) and `vmm.log` (what Firecracker logged), and `vm/`, which
-belongs to the user that Firecracker runs as: sockets, console, a link to the disk, and the memory of its snapshots. What
+belongs to the user that Firecracker runs as: sockets, console, links to the disks, and the memory of its snapshots. What
 lies in there may be anything.
 """
 
@@ -23,9 +23,10 @@ from torpor.layers.space import full_disk_told
 from torpor.vmm import launch
 from torpor.vmm.base import HostSupport, MachineSpec, SavedMachine
 from torpor.vmm.confine import User
-from torpor.vmm.firecracker import config, disks, host, kernel, network
+from torpor.vmm.ext4 import make_ext4
+from torpor.vmm.firecracker import config, disks, drives, host, kernel, network, volumes
 from torpor.vmm.firecracker.api import Refused
-from torpor.vmm.firecracker.machine import FirecrackerMachine, link_disk, no_volumes
+from torpor.vmm.firecracker.machine import FirecrackerMachine
 
 _LISTENING_S = 60.0
 """It listens after some milliseconds; a host with all cores busy may need seconds."""
@@ -38,6 +39,8 @@ class FirecrackerDriver:
 
     name = "firecracker"
     disk_suffix = ".raw"
+    volume_slots: Sequence[int] = config.WRITABLE_SLOTS
+    read_only_slots: Sequence[int] = config.READ_ONLY_SLOTS
 
     def __init__(self) -> None:
         self._host: host.FirecrackerHost | None = None
@@ -51,12 +54,12 @@ class FirecrackerDriver:
         await asyncio.to_thread(disks.make_empty, path, size_bytes)
 
     async def format_volume(self, path: Path, size_bytes: int) -> None:
-        """Refuse: its machines have no place for volumes yet."""
-        raise no_volumes()
+        """Make a layer at `path` with an empty ext4 file system."""
+        await make_ext4(path, size_bytes)
 
     async def resize_overlay(self, path: Path, size_bytes: int) -> None:
-        """Refuse, as `format_volume`."""
-        raise no_volumes()
+        """Make an overlay larger that no machine has."""
+        await disks.make_larger(path, size_bytes)
 
     async def merge_disk(self, below: Sequence[Path], layers: Sequence[Path], out: Path) -> None:
         """Write to `out` the whole disk that `layers` over `below` are."""
@@ -88,11 +91,12 @@ class FirecrackerDriver:
         self, folder: Path, spec: MachineSpec, saved: SavedMachine | None
     ) -> FirecrackerMachine:
         found = await self._found()
-        _check_offered(spec)
         image = await kernel.elf_of(spec.kernel) if saved is None else None
         user = await asyncio.to_thread(launch.prepare, folder, spec)
         await disks.fill(spec.disk.active, spec.disk.layers)
         await asyncio.to_thread(_clear_inner, folder / "vm", spec.disk.active)
+        for disk in spec.volumes:
+            await volumes.put(folder, disk)
         with contextlib.ExitStack() as stack:
             log = stack.enter_context(await asyncio.to_thread(_open_log, folder))
             console = stack.enter_context(await asyncio.to_thread(_open_console, folder / "vm"))
@@ -198,11 +202,6 @@ class FirecrackerDriver:
         return self._host
 
 
-def _check_offered(spec: MachineSpec) -> None:
-    if spec.volumes:
-        raise no_volumes()
-
-
 def _record(folder: Path, process: ProcessId, ram: Path | None, ram_bytes: int) -> None:
     """Write who the process is, durably; then it is ours to find again."""
     record = {
@@ -223,7 +222,8 @@ def _clear_inner(inner: Path, active: Path) -> None:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         path.unlink(missing_ok=True)
-    link_disk(inner, active)
+    drives.lead(inner, config.DISK, active)
+    volumes.clear(inner)
 
 
 def _open_log(folder: Path) -> BinaryIO:

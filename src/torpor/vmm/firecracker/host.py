@@ -19,7 +19,7 @@ from torpor.vmm.firecracker import network
 MINIMUM = (1, 12)
 """First release whose network devices can be given another tap when a snapshot is loaded."""
 
-MACHINE = 1
+MACHINE = 2
 """Which machine `config` makes: RAM that was saved in another cannot go on."""
 
 _INSTALL = "sudo torpor host setup"

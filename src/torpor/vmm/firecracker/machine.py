@@ -14,14 +14,15 @@ from torpor.base.aio import finish
 from torpor.base.fsio import open_plain
 from torpor.base.proc import ProcessId
 from torpor.base.units import MIB
-from torpor.errors import InsufficientResources, NotOffered, VmmFailed
+from torpor.errors import InsufficientResources, VmmFailed
 from torpor.layers.ram import PAGE, RamLayer, RamLayerWriter
 from torpor.layers.space import full_disk_told
 from torpor.vmm.base import VmmStatus, VolumeDisk
-from torpor.vmm.firecracker import config, disks
+from torpor.vmm.firecracker import config, disks, drives
 from torpor.vmm.firecracker.api import Api, Refused
 from torpor.vmm.firecracker.clock import kept_still
 from torpor.vmm.firecracker.memory import add_changed
+from torpor.vmm.firecracker.volumes import FirecrackerVolumes
 from torpor.vmm.handing import give_to_vmm, take_over
 from torpor.vmm.pages import changed_pages
 
@@ -58,6 +59,7 @@ class FirecrackerMachine:
         self._image = image
         self._ram_bytes = ram_bytes
         self.api = Api(self._inner / config.API_SOCKET, process.pid)
+        self._volumes = FirecrackerVolumes(self.api, folder, process.pid)
 
     @property
     def process(self) -> ProcessId:
@@ -200,7 +202,7 @@ class FirecrackerMachine:
         before = await asyncio.to_thread(self._active)
         await asyncio.to_thread(give_to_vmm, self._folder, overlay)
         await disks.fill(overlay, (before,))
-        await asyncio.to_thread(link_disk, self._inner, overlay)
+        await asyncio.to_thread(drives.lead, self._inner, config.DISK, overlay)
         try:
             await self.api.call(
                 "PATCH",
@@ -209,7 +211,8 @@ class FirecrackerMachine:
                 timeout_s=30.0,
             )
         except BaseException:
-            await finish(asyncio.to_thread(link_disk, self._inner, before), within_s=30.0)
+            leading = asyncio.to_thread(drives.lead, self._inner, config.DISK, before)
+            await finish(leading, within_s=30.0)
             raise
 
     async def active_disk(self) -> str:
@@ -218,39 +221,32 @@ class FirecrackerMachine:
 
     def _active(self) -> Path:
         """Return the disk that Firecracker has open, as the kernel says: its link may lead there only soon."""
-        try:
-            for entry in Path(f"/proc/{self._process.pid}/fd").iterdir():
-                with contextlib.suppress(FileNotFoundError):  # closed meanwhile
-                    target = entry.readlink()
-                    if target.suffix == ".raw":
-                        return target
-        except OSError as exc:
+        found = drives.opened(self._inner, self._process.pid).get(config.DISK)
+        if found is None:
             raise VmmFailed(
-                f"the files of Firecracker (process {self._process.pid}) cannot be looked at: {exc}",
-                pid=self._process.pid,
-            ) from exc
-        raise VmmFailed(
-            f"Firecracker (process {self._process.pid}) has no root disk", pid=self._process.pid
-        )
+                f"Firecracker (process {self._process.pid}) has no root disk", pid=self._process.pid
+            )
+        return found
 
     async def attach_volume(self, disk: VolumeDisk) -> None:
-        """Refuse: its machines have no place for volumes yet."""
-        raise no_volumes()
+        """Put a volume into its place."""
+        await self._volumes.attach(disk)
 
     async def detach_volume(self, slot: int) -> None:
-        """Do nothing: there are none."""
+        """Take a volume out; no file of it is open afterwards."""
+        await self._volumes.detach(slot)
 
     async def switch_volume(self, slot: int, overlay: Path) -> None:
-        """Refuse, as `attach_volume`."""
-        raise no_volumes()
+        """Send all further writes to a volume to `overlay`."""
+        await self._volumes.switch(slot, overlay)
 
     async def resize_volume(self, slot: int, size_bytes: int) -> None:
-        """Refuse, as `attach_volume`."""
-        raise no_volumes()
+        """Make a volume's disk larger."""
+        await self._volumes.resize(slot, size_bytes)
 
     async def volumes(self) -> Mapping[int, str]:
-        """Return nothing: there are none."""
-        return {}
+        """Return each volume's slot and the name of its newest file."""
+        return await self._volumes.newest()
 
     async def kill(self) -> None:
         """End Firecracker at once; returns when it is gone."""
@@ -291,19 +287,3 @@ def _take_devices(written: Path, path: Path, since_ns: int) -> None:
     """Make what Firecracker wrote from a time of day on ours, at `path`. Blocks."""
     take_over(written, path, limit_bytes=_DEVICES_MOST)
     path.write_bytes(kept_still(path.read_bytes(), since_ns, time.time_ns()))
-
-
-def link_disk(inner: Path, active: Path) -> None:
-    """Let the machine's name for its disk lead to `active`. Blocks."""
-    link, fresh = inner / config.DISK, inner / f".{config.DISK}"
-    fresh.unlink(missing_ok=True)
-    fresh.symlink_to(active)
-    fresh.rename(link)
-
-
-def no_volumes() -> NotOffered:
-    """Return the error for what is asked about volumes."""
-    return NotOffered(
-        "machines of the Firecracker driver have no volumes yet",
-        hint="let TORPOR_DRIVER=qemu be set for the daemon",
-    )

@@ -137,10 +137,11 @@ def volume_node(slot: int, path: Path) -> str:
 
 def volume_chain(disk: VolumeDisk) -> dict[str, object]:
     """Return the QMP arguments that add a volume's newest node with all below it."""
-    files = (*disk.layers, *(() if disk.active is None else (disk.active,)))
+    files = needed((*disk.layers, *(() if disk.active is None else (disk.active,))))
     below: dict[str, object] | None = None
     for path in files:
-        below = _volume_file(disk.slot, path, writable=path == disk.active) | {"backing": below}
+        node = _volume_file(disk.slot, path, writable=path == disk.active)
+        below = node | {"backing": below} if path.suffix == ".qcow2" else node
     assert below is not None, "a volume has at least one layer"
     return below
 

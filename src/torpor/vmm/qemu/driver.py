@@ -19,7 +19,7 @@ from torpor.base.proc import ProcessId
 from torpor.errors import DataDamaged, InsufficientResources, VmmFailed
 from torpor.layers.space import full_disk_told
 from torpor.vmm import launch
-from torpor.vmm.base import HostSupport, MachineSpec, SavedMachine
+from torpor.vmm.base import VOLUME_SLOTS, HostSupport, MachineSpec, SavedMachine
 from torpor.vmm.qemu import command, format, host, merge
 from torpor.vmm.qemu.machine import QemuMachine, agent_socket, qmp_socket
 from torpor.vmm.qemu.overlay import Overlays
@@ -38,6 +38,8 @@ class QemuDriver:
 
     name = "qemu"
     disk_suffix = ".qcow2"
+    volume_slots: Sequence[int] = VOLUME_SLOTS
+    read_only_slots: Sequence[int] = VOLUME_SLOTS
 
     def __init__(self) -> None:
         self._host: host.QemuHost | None = None

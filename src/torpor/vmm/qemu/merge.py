@@ -49,7 +49,8 @@ async def merge(qemu_img: Path, below: Sequence[Path], layers: Sequence[Path], o
         await _whole(qemu_img, layers, out, checked=layers[1:])
         return
     if not below:  # a volume's chain, which begins with its own first layer
-        await _whole(qemu_img, layers, out, checked=layers)
+        layers = needed(layers)
+        await _whole(qemu_img, layers, out, checked=[p for p in layers if p.suffix == ".qcow2"])
         return
     name = _short_name(below, out.parent)
     if len(name) > _NAME_MOST:

@@ -1,0 +1,93 @@
+"""A machine's drives: names in its folder that lead to the files which it has.
+
+A snapshot remembers the names, so they never change. The root disk's name is always a link. That of a place for a
+volume is one while a volume is in it, and else a file of its own, far smaller than any volume. What Firecracker has
+open may be another file than its name leads to: between the change of a link and the call that has it opened anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from torpor.errors import VmmFailed
+from torpor.vmm.firecracker.config import DISK, SLOTS, volume_name
+
+_NOTHING_BYTES = 4096
+"""Size of a place's own file; not 0, or the guest's kernel has no news of what comes and goes."""
+_GONE = " (deleted)"
+
+
+def lead(inner: Path, name: str, target: Path) -> None:
+    """Let a drive's name lead to `target`. Blocks."""
+    fresh = _fresh(inner, name)
+    fresh.symlink_to(target)
+    fresh.rename(inner / name)
+
+
+def lead_nowhere(inner: Path, slot: int) -> None:
+    """Let a place for a volume have nothing but a file of its own. Blocks."""
+    name = volume_name(slot)
+    fresh = _fresh(inner, name)
+    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.ftruncate(fd, _NOTHING_BYTES)
+        if os.geteuid() == 0:
+            owner = inner.stat()
+            os.fchown(fd, owner.st_uid, owner.st_gid)
+    finally:
+        os.close(fd)
+    fresh.rename(inner / name)
+
+
+def _fresh(inner: Path, name: str) -> Path:
+    """Return a free name beside a drive's. What lies there may be anything: the folder is not ours alone."""
+    fresh = inner / f".{name}"
+    if fresh.is_dir() and not fresh.is_symlink():
+        shutil.rmtree(fresh)
+    fresh.unlink(missing_ok=True)
+    return fresh
+
+
+def opened(inner: Path, pid: int) -> Mapping[str, Path]:
+    """Return the disk that a machine has in each drive, as the kernel says; an empty place is not in it. Blocks.
+
+    Raises:
+        VmmFailed: the process's files cannot be looked at.
+    """
+    files = _files(pid)
+    found: dict[str, Path] = {}
+    unsure: list[str] = []
+    for name in (DISK, *map(volume_name, SLOTS)):
+        target = inner / name
+        with contextlib.suppress(OSError):
+            target = target.readlink()
+        if target not in files:
+            unsure.append(name)
+        elif target != inner / name:
+            found[name] = target
+    rest = [path for path in files if path.suffix == ".raw" and path not in found.values()]
+    if len(rest) == 1 and len(unsure) == 1:
+        found[unsure[0]] = rest[0]
+    elif rest:
+        raise VmmFailed(
+            f"Firecracker (process {pid}) has {rest[0]} open, in no drive that is known"
+        )
+    return found
+
+
+def _files(pid: int) -> set[Path]:
+    found = set()
+    try:
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                text = str(entry.readlink())
+                found.add(Path(text.removesuffix(_GONE)))
+    except OSError as exc:
+        raise VmmFailed(
+            f"the files of Firecracker (process {pid}) cannot be looked at: {exc}", pid=pid
+        ) from exc
+    return found

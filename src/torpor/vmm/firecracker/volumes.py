@@ -1,0 +1,173 @@
+"""Volumes of a running Firecracker, which has no hot-plug: places that are always there, led to a file and back.
+
+A drive whose file changed tells the guest its new size. A place for what is only read opens its files for reading
+alone, and Firecracker refuses what would be written to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+
+from torpor.base.aio import finish
+from torpor.errors import InsufficientResources, VmmFailed
+from torpor.vmm.base import VolumeDisk
+from torpor.vmm.firecracker import disks, drives
+from torpor.vmm.firecracker.api import Api, Refused
+from torpor.vmm.firecracker.config import READ_ONLY_SLOTS, SLOTS, WRITABLE_SLOTS, volume_name
+from torpor.vmm.handing import give_to_vmm
+
+_PATCH_S = 30.0
+
+
+async def put(folder: Path, disk: VolumeDisk) -> None:
+    """Let the place of a volume lead to the file that the machine is to open.
+
+    Raises:
+        VmmFailed: there is no such place, or it is none for this volume.
+        HostNotReady, InsufficientResources: as `disks.fill`.
+    """
+    inner = folder / "vm"
+    _check_place(disk)
+    if disk.active is not None:
+        await asyncio.to_thread(give_to_vmm, folder, disk.active)
+        await disks.fill(disk.active, disk.layers, durable=True)
+        await asyncio.to_thread(drives.lead, inner, volume_name(disk.slot), disk.active)
+        return
+    newest = disk.layers[-1]
+    if newest.suffix != ".raw":  # another driver's: this machine reads a copy
+        newest = _copy(inner, disk.slot, newest)
+        await asyncio.to_thread(newest.unlink, missing_ok=True)
+        await asyncio.to_thread(disks.make_empty, newest, 0)
+        await asyncio.to_thread(give_to_vmm, folder, newest)
+        await disks.fill(newest, disk.layers)
+    await asyncio.to_thread(drives.lead, inner, volume_name(disk.slot), newest)
+
+
+def clear(inner: Path) -> None:
+    """Let no place lead anywhere, before a machine starts. Blocks."""
+    for slot in SLOTS:
+        drives.lead_nowhere(inner, slot)
+        _forget_copies(inner, slot)
+
+
+class FirecrackerVolumes:
+    """The places for volumes of one machine."""
+
+    def __init__(self, api: Api, folder: Path, pid: int) -> None:
+        self._api = api
+        self._folder = folder
+        self._inner = folder / "vm"
+        self._pid = pid
+
+    async def attach(self, disk: VolumeDisk) -> None:
+        """Put a volume into its place. On `VmmFailed` the place is as empty as it was."""
+        if disk.slot in await self.newest():
+            raise VmmFailed(f"the machine has a volume in place {disk.slot} already")
+        try:
+            await put(self._folder, disk)
+            await self._patch(disk.slot)
+        except BaseException:
+            await finish(self._emptied(disk.slot), within_s=60.0)
+            raise
+
+    async def _emptied(self, slot: int) -> None:
+        with contextlib.suppress(VmmFailed, InsufficientResources):
+            await self.detach(slot)
+
+    async def detach(self, slot: int) -> None:
+        """Take a volume out; no file of it is open afterwards."""
+        if slot not in SLOTS:
+            return
+        await asyncio.to_thread(drives.lead_nowhere, self._inner, slot)
+        await self._patch(slot)
+        await asyncio.to_thread(_forget_copies, self._inner, slot)
+        left = (await self.newest()).get(slot)
+        if left is not None:
+            raise VmmFailed(
+                f"Firecracker (process {self._pid}) keeps {left} of place {slot} open",
+                pid=self._pid,
+            )
+
+    async def switch(self, slot: int, overlay: Path) -> None:
+        """Send all further writes to `overlay`, which becomes a clone; vCPUs that run stand still meanwhile."""
+        before = (await self._opened()).get(volume_name(slot))
+        if before is None or slot not in WRITABLE_SLOTS:
+            raise VmmFailed(f"the machine writes to no volume in place {slot}")
+        await asyncio.to_thread(give_to_vmm, self._folder, overlay)
+        async with self._standstill():
+            try:
+                await disks.fill(overlay, (before,), durable=True)
+                await self._led(slot, overlay)
+                await self._patch(slot)
+            except BaseException as exc:
+                await finish(self._led(slot, before), within_s=30.0)
+                if isinstance(exc, Refused):  # else it may have been heard, late
+                    await finish(asyncio.to_thread(disks.empty_again, overlay), within_s=30.0)
+                raise
+
+    async def resize(self, slot: int, size_bytes: int) -> None:
+        """Make a volume's disk larger, and let the guest know."""
+        path = (await self._opened()).get(volume_name(slot))
+        if path is None or slot not in WRITABLE_SLOTS:
+            raise VmmFailed(f"the machine writes to no volume in place {slot}")
+        await disks.make_larger(path, size_bytes)
+        await self._patch(slot)
+
+    async def newest(self) -> Mapping[int, str]:
+        """Return the places that are taken, and the name of the newest file of each volume."""
+        files = await self._opened()
+        found = {slot: files.get(volume_name(slot)) for slot in SLOTS}
+        return {
+            slot: path.stem.rpartition(".")[2] for slot, path in found.items() if path is not None
+        }
+
+    async def _opened(self) -> Mapping[str, Path]:
+        return await asyncio.to_thread(drives.opened, self._inner, self._pid)
+
+    async def _led(self, slot: int, target: Path) -> None:
+        await asyncio.to_thread(drives.lead, self._inner, volume_name(slot), target)
+
+    async def _patch(self, slot: int) -> None:
+        """Have a place's file opened anew."""
+        name = volume_name(slot)
+        body = {"drive_id": name, "path_on_host": name}
+        await self._api.call("PATCH", f"/drives/{name}", body, timeout_s=_PATCH_S)
+
+    @contextlib.asynccontextmanager
+    async def _standstill(self) -> AsyncIterator[None]:
+        """Enter with vCPUs that stand still, and no write of theirs under way; leave with them as they were."""
+        answer = await self._api.call("GET", "/", timeout_s=5.0)
+        if not (isinstance(answer, dict) and answer.get("state") == "Running"):
+            yield
+            return
+        try:
+            await self._api.call("PATCH", "/vm", {"state": "Paused"}, timeout_s=5.0)
+            # it serves what the guest had asked for before it serves this
+            await self._api.call("GET", "/", timeout_s=5.0)
+            yield
+        finally:
+            await finish(self._resumed(), within_s=10.0)
+
+    async def _resumed(self) -> None:
+        await self._api.call("PATCH", "/vm", {"state": "Resumed"}, timeout_s=5.0)
+
+
+def _check_place(disk: VolumeDisk) -> None:
+    places = READ_ONLY_SLOTS if disk.active is None else WRITABLE_SLOTS
+    if disk.slot not in places:
+        what = "only read" if disk.active is None else "written"
+        raise VmmFailed(
+            f"place {disk.slot} of a Firecracker machine is none for a volume that is {what}"
+        )
+
+
+def _copy(inner: Path, slot: int, newest: Path) -> Path:
+    return inner / f"read{slot}.{newest.stem}.raw"
+
+
+def _forget_copies(inner: Path, slot: int) -> None:
+    for path in inner.glob(f"read{slot}.*.raw"):
+        path.unlink(missing_ok=True)
