@@ -202,7 +202,7 @@ class VolumeDesk:
             path = self.layers.disk_path(old)
             if not await asyncio.to_thread(is_unfilled, path):  # else it never came to a machine
                 await self._ref(old)
-                below = (*below, old)
+                below = self.layers.needed_disks((*below, old))
             reach("volume.sealed")
             layers = replace(row.layers, disk=below, active=new, written=written)
             return await self.shelf.change(volume_id, lambda r: replace(r, layers=layers))

@@ -371,3 +371,119 @@ def test_news_of_devices_ends_the_wait_or_time_does() -> None:
         return loop.time() - begun
 
     assert asyncio.run(listen()) < 5
+
+
+class VirtioKernel(PaperKernel):
+    """Has virtio disks that are always there, without a SCSI controller; the first is the root's."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.claimed = False
+        self.path("/dev").mkdir()
+        self.path("/proc").mkdir()
+        names = ["vda", *(f"vd{letter}" for letter in "bcdefghijkl")]
+        for number, name in enumerate(names):
+            # in the order of numbers, which is not that of names
+            disk = self.path(f"/sys/devices/virtio{number + 1}/block/{name}")
+            disk.mkdir(parents=True)
+            block = self.path(f"/sys/block/{name}")
+            block.mkdir(parents=True)
+            (block / "dev").write_text(f"254:{number}\n")
+            driver = self.path("/sys/bus/virtio/drivers/virtio_blk")
+            driver.mkdir(parents=True, exist_ok=True)
+            (driver / f"virtio{number + 1}").symlink_to(disk.parent.parent)
+            self.put(number, content=bytes(4096))
+
+    def put(self, slot: int, *, content: bytes, known_bytes: int | None = None) -> None:
+        """Let a disk hold `content`, of which the kernel knows the size, or still another's."""
+        name = f"vd{'abcdefghijkl'[slot]}"
+        self.path(f"/dev/{name}").write_bytes(content)
+        size = len(content) if known_bytes is None else known_bytes
+        self.path(f"/sys/block/{name}/size").write_text(f"{size // 512}\n")
+
+    @override
+    def mount(self, device: Path, target: Path, *, read_only: bool) -> None:
+        self.note("mount", device.name)
+
+    @override
+    def is_claimed(self, device: tuple[int, int]) -> bool:
+        return self.claimed
+
+
+def ext4(blocks: int, mib: int = 2) -> bytes:
+    content = bytearray(mib << 20)
+    struct.pack_into("<I", content, 1024 + 4, blocks)
+    struct.pack_into("<I", content, 1024 + 24, 2)
+    content[1024 + 56 : 1024 + 58] = b"\x53\xef"
+    return bytes(content)
+
+
+@pytest.fixture
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
+    monkeypatch.setattr(volumes, "_LOOK_S", 0.01)
+    monkeypatch.setattr(volumes, "_APPEAR_S", 0.1)
+    scene = Scene(tmp_path)
+    (tmp_path / "virtio").mkdir()
+    scene.kernel = VirtioKernel(tmp_path / "virtio")  # type: ignore[assignment]
+    scene.methods = VolumeMethods(scene.kernel, scene.programs, Image())  # type: ignore[arg-type]
+    return scene
+
+
+def test_the_nth_disk_behind_the_roots_is_a_place(places: Scene) -> None:
+    kernel = places.kernel
+    assert isinstance(kernel, VirtioKernel)
+    assert "dmesg" in places.refuses("mount", "no disk came in place 10", slot=10).hint
+    kernel.put(10, content=ext4(512))
+    places.ask("mount", slot=10)
+    assert [call for call in kernel.calls if call[0] == "mount"] == [("mount", "vdk")]
+    assert ("forget_pages", "vdk") in kernel.calls, "what was read of another is not believed"
+    kernel.calls.clear()
+    places.ask("unmount", slot=10)
+    assert kernel.calls == [("forget_pages", "vdk")]
+    places.refuses("mount", "no disk came in place 11", slot=11)
+    kernel.claimed = True
+    kernel.calls.clear()
+    places.ask("mount", slot=10)
+    assert ("forget_pages", "vdk") not in kernel.calls, "one that is in use is left alone"
+
+
+@pytest.mark.parametrize("known", [1, 2, 4])
+def test_the_size_of_another_volume_is_not_believed(places: Scene, known: int) -> None:
+    """The kernel hears of a volume's size a moment later than the agent does of the volume."""
+    kernel = places.kernel
+    assert isinstance(kernel, VirtioKernel)
+    kernel.put(3, content=ext4(2 * 256), known_bytes=known << 20)
+    if known == 2:
+        places.ask("mount")
+    elif known == 4:
+        places.refuses("mount", "no disk came")
+        assert not [call for call in kernel.calls if call[0] == "mount"]
+    assert places.programs.ran == [], "nothing is grown to what is not there"
+    kernel.put(3, content=ext4(2 * 256))
+    places.ask("mount")
+    kernel.put(3, content=b"\xff" * (2 << 20))
+    places.ask("mount")  # it is for mount to say what is no file system
+
+
+def test_growing_waits_until_the_size_is_known(
+    places: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = places.kernel
+    assert isinstance(kernel, VirtioKernel)
+    kernel.put(3, content=ext4(512))
+    kernel.claimed = True
+    kernel.path("/data").mkdir()
+    kernel.text += "40 1 254:3 / /data rw - ext4 /dev/vdd rw\n"
+    places.refuses("grow", f"has {2 << 20} bytes, and not {4 << 20}", size_bytes=4 << 20)
+    assert places.programs.ran == []
+
+    async def both() -> None:
+        wish = {**WISH, "size_bytes": 4 << 20}
+        asking = asyncio.ensure_future(places.methods.grow(None, wish))  # type: ignore[arg-type]
+        await asyncio.sleep(0.03)
+        assert not asking.done()
+        kernel.put(3, content=ext4(512, mib=4))
+        await asking
+
+    asyncio.run(both())
+    assert places.programs.ran == [["resize2fs", "vdd"]]
