@@ -9,7 +9,7 @@ import pytest
 from tests.kvm.conftest import new_daemon
 from tests.kvm.traces import machines
 from tests.machines import end_daemon
-from torpor import Sandbox
+from torpor import Sandbox, Volume
 from torpor.base.home import Home
 from torpor.errors import SnapshotUnusable
 from torpor.model import SandboxState
@@ -31,10 +31,30 @@ def switch(kvm_home: Home, driver: str, monkeypatch: pytest.MonkeyPatch) -> Iter
     to(driver)
 
 
+@pytest.fixture
+def volume(daemon: Home) -> Iterator[Volume]:
+    """A volume that goes along."""
+    made = Volume.create("moved", size_gib=1 / 16)
+    yield made
+    made.delete()
+
+
+def _note_in(volume: Volume, sandbox: Sandbox, word: str) -> list[str]:
+    """Write a word into the volume; return all that are in it."""
+    sandbox.attach_volume(volume.name, "/data")
+    sandbox.exec(f"echo {word} >> /data/words", check=True)
+    sandbox.detach_volume("/data")
+    sandbox.attach_volume(volume.name, "/data", read_only=True)
+    found = sandbox.exec("cat /data/words", check=True).stdout.split()
+    sandbox.detach_volume("/data")
+    return found
+
+
 def test_a_disk_moves_cold_and_memory_waits(
-    fresh: Sandbox, kvm_home: Home, driver: str, switch: Switch
+    fresh: Sandbox, volume: Volume, kvm_home: Home, driver: str, switch: Switch
 ) -> None:
     fresh.exec("echo disk > /root/kept; echo ram > /dev/shm/kept; sync", check=True)
+    _note_in(volume, fresh, driver)
     snapshot = fresh.snapshot()
     fresh.hibernate()
     assert not machines(kvm_home)
@@ -52,9 +72,11 @@ def test_a_disk_moves_cold_and_memory_waits(
         with Sandbox.restore(there.id) as copy:
             assert copy.info.boot_mode == "restore", "it is the other driver's from now on"
             assert copy.exec("cat /root/kept").stdout == "moved\n"
+        assert _note_in(volume, moved, OTHER[driver]) == [driver, OTHER[driver]]
         moved.hibernate()
         switch(driver)
         assert fresh.exec("cat /root/kept /dev/shm/kept").stdout == "disk\nram\n", "it slept on"
+        assert _note_in(volume, fresh, "back") == [driver, OTHER[driver], "back"]
         with Sandbox.restore(there.id, allow_cold=True) as again:
             assert again.info.boot_mode == "cold"
             assert again.exec("cat /root/kept").stdout == "moved\n"

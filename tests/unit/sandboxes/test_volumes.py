@@ -965,3 +965,28 @@ def test_a_wake_that_fails_leaves_the_volume_at_its_point(play: Play) -> None:
         assert await slots(world, one) == {1: row(world).layers.active}
 
     play(scene)
+
+
+def test_places_for_volumes_are_those_of_the_driver(play: Play) -> None:
+    async def scene(world: World) -> None:
+        for name in "abc":
+            await world.engine.volumes.create(name, 1)
+        world.driver.volume_slots, world.driver.read_only_slots = range(1, 3), range(3, 4)
+        info = await made(world, mount("a", "/a"), mount("b", "/b", read_only=True))
+        assert await slots(world, info) == {
+            1: row(world, "a").layers.active,
+            3: row(world, "b").layers.disk[-1],
+        }
+        with pytest.raises(LimitExceeded, match="has 1 places for volumes to read"):
+            await world.engine.volumes.attach(info.id, mount("c", "/c", read_only=True))
+        assert holders(world, "c") == []
+        snapshot = await world.engine.snapshot(info.id)
+        # another driver's machines have other places; memory begins anew, so that they can be those
+        world.driver.volume_slots, world.driver.read_only_slots = range(5, 7), range(7, 9)
+        await world.engine.rollback(info.id, snapshot.id, memory="cold")
+        assert [disk.slot for disk in world.driver.booted[-1].volumes] == [5, 7]
+        assert row(world, "a").held_by(info.id).slot == 5
+        await world.engine.volumes.attach(info.id, mount("c", "/c"))
+        assert row(world, "c").held_by(info.id).slot == 6
+
+    play(scene)
