@@ -65,11 +65,11 @@ def opened(inner: Path, pid: int) -> Mapping[str, Path]:
         target = inner / name
         with contextlib.suppress(OSError):
             target = target.readlink()
-        if target not in files:
+        if target.name not in files:
             unsure.append(name)
-        elif target != inner / name:
-            found[name] = target
-    rest = [path for path in files if path.suffix == ".raw" and path not in found.values()]
+        elif target.name != name:
+            found[name] = files[target.name]
+    rest = [p for p in files.values() if p.suffix == ".raw" and p not in found.values()]
     if len(rest) == 1 and len(unsure) == 1:
         found[unsure[0]] = rest[0]
     elif rest:
@@ -79,13 +79,14 @@ def opened(inner: Path, pid: int) -> Mapping[str, Path]:
     return found
 
 
-def _files(pid: int) -> set[Path]:
-    found = set()
+def _files(pid: int) -> dict[str, Path]:
+    """Return the files that a process has open, by their names; those of layers are never used twice."""
+    found = {}
     try:
         for entry in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(FileNotFoundError):  # closed meanwhile
-                text = str(entry.readlink())
-                found.add(Path(text.removesuffix(_GONE)))
+                path = Path(str(entry.readlink()).removesuffix(_GONE))
+                found[path.name] = path
     except OSError as exc:
         raise VmmFailed(
             f"the files of Firecracker (process {pid}) cannot be looked at: {exc}", pid=pid
