@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -28,11 +29,13 @@ from torpor.errors import (
 )
 from torpor.model import RestoreSpec, SandboxState
 from torpor.model_changes import ChangeState
+from torpor.model_inventory import Inventory
+from torpor.model_inventory_diff import InventoryDiff, compare
 from torpor.model_volumes import VolumeMount
 from torpor.recovery import durable
 from torpor.recovery.changes import acts, desk, undoing
 from torpor.recovery.changes.acts import Acts
-from torpor.recovery.changes.looks import Look
+from torpor.recovery.changes.looks import Look, Looker
 from torpor.recovery.changes.page import page
 from torpor.recovery.changes.words import text
 from torpor.recovery.desk import Recovery
@@ -664,6 +667,32 @@ versions:
   - {name: mine, command: {command: mine --version, user: root}}
 cursor: {command: {command: mine outbox, user: root}}
 """
+
+
+def test_inventories_that_are_large_hold_nobody_up(
+    act: Act, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[threading.Thread] = []
+
+    def noted(before: Inventory, now: Inventory) -> InventoryDiff:
+        threads.append(threading.current_thread())
+        return compare(before, now)
+
+    monkeypatch.setattr(acts, "Looker", Looker)
+    monkeypatch.setattr("torpor.recovery.inventory.compare", noted)
+    monkeypatch.setattr("torpor.recovery.checks.baseline.compare", noted)
+    checks = "folders: false\nrequired: {inventory: {skills: superset}}"
+
+    async def scene(stage: Stage) -> None:
+        box = await stage.sandbox()
+        begun = await stage.change(box.id, command="true", inventory=True, checks=checks)
+        ended = await stage.until(begun)
+        assert ended.state is S.KEPT, ended.why
+        assert (await stage.desk.report(ended.id))["inventory"]["counts"] == {}
+        assert len(threads) == 3, "the check before and after, and all at once"
+        assert threading.main_thread() not in threads
+
+    act(scene)
 
 
 def test_the_profile_that_a_change_names_says_how_its_machine_comes_to_rest(act: Act) -> None:

@@ -269,13 +269,14 @@ class Acts:
         self.step_told(row.info.id, "looking at the machine again")
         held = await self.files.read(row.info.id, row.spec)
         look = await self._look(row, phase)
-        found = opinion(row.report.get("before", {}), look, row.spec, held)
+        before = row.report.get("before", {})
+        found = await asyncio.to_thread(opinion, before, look, row.spec, held)
         said = ": ".join([found.verdict, *(found.reasons or found.evidence)[:1]])
         entry = {"at": began.isoformat(), **look_json(look), **found.to_json()}
         looks = _kept([*row.report.get("looks", []), entry])
         more: dict[str, Any] = {"looks": looks}
-        if look.holdings is not None and held is not None:
-            more["inventory"] = held.compare(look.holdings, row.spec).to_json()
+        if found.differs is not None:
+            more["inventory"] = found.differs.to_json()
         name = "verify" if phase == "after" else "probation"
         row = await self._noted(row, name, began, said, **more)
         reach("change.verified")

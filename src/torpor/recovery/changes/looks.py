@@ -27,7 +27,7 @@ from torpor.errors import (
 from torpor.model import SandboxId, SandboxState
 from torpor.model_changes import ChangeSpec, Ending
 from torpor.model_checks import CheckReport, CheckResult, Verdict
-from torpor.recovery.changes.holdings import Holdings
+from torpor.recovery.changes.holdings import Differs, Holdings
 from torpor.sandboxes.port import EnginePort
 
 if TYPE_CHECKING:
@@ -73,6 +73,8 @@ class Opinion:
     failed_before_too: tuple[str, ...] = ()
     sentences: tuple[str, ...] = field(default=())
     """What differs, in the inventories' words."""
+    differs: Differs | None = None
+    """All that differs; None: nothing was compared."""
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON has it."""
@@ -185,7 +187,7 @@ def plan_of(spec: ChangeSpec) -> CheckPlan | None:
 def opinion(
     before: Mapping[str, Any], now: Look, spec: ChangeSpec, held: Holdings | None
 ) -> Opinion:
-    """Return what a look says, compared with the one `before` (its JSON; see `look_json`)."""
+    """Return what a look says, compared with the one `before` (its JSON; see `look_json`). May take seconds."""
     if now.is_away:
         return Opinion(
             verdict="inconclusive", reasons=(f"it could not be looked at: {now.problem}",)
@@ -198,7 +200,7 @@ def opinion(
     evidence: list[str] = []
     warnings: list[str] = []
     excused: tuple[str, ...] = ()
-    sentences: tuple[str, ...] = ()
+    differs: Differs | None = None
     if now.checks is not None:
         from torpor.recovery.checks import judge
 
@@ -217,7 +219,6 @@ def opinion(
         verdict = "inconclusive" if verdict == "pass" else verdict
     if now.holdings is not None and held is not None:
         differs = held.compare(now.holdings, spec)
-        sentences = differs.sentences
         warnings += differs.unknown
         if not differs.forbidden:
             evidence.append(differs.shown)
@@ -234,7 +235,8 @@ def opinion(
         evidence=tuple(evidence),
         warnings=tuple(warnings),
         failed_before_too=excused,
-        sentences=sentences,
+        sentences=() if differs is None else differs.sentences,
+        differs=differs,
     )
 
 

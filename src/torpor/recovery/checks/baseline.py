@@ -57,7 +57,8 @@ class Comparer:
         except (HostNotReady, GuestFailed, OperationTimeout) as error:
             told = clean(error.message)
             raise Unclear(f"the machine's inventory could not be taken: {told}") from error
-        return _compared(check, self._baseline.before, now)
+        # in a thread: they may be large
+        return await asyncio.to_thread(_compared, check, self._baseline.before, now)
 
     async def _taken(self, check: Check) -> Inventory:
         assert self._baseline is not None

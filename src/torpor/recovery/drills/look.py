@@ -190,7 +190,7 @@ class _Look:
                 said = "what it holds could not be listed"
                 self._found.add(name, "inconclusive", said)
         else:
-            add_holdings(self._found, self._before, now)
+            await asyncio.to_thread(add_holdings, self._found, self._before, now)
 
     async def _task(self, probe: GuestProbe) -> None:
         ran = await probe.run(_TASK, timeout_seconds=_COMMAND_S)
