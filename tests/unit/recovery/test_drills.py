@@ -17,8 +17,8 @@ from torpor.base.home import Home
 from torpor.base.ids import new_id
 from torpor.db.database import Database
 from torpor.db.drills import DrillRow, DrillRows
-from torpor.errors import GuestUnreachable, InvalidRequest, NotFound
-from torpor.model import DRILL_MARK, SandboxId, SnapshotId, SnapshotInfo
+from torpor.errors import GuestUnreachable, InvalidRequest, NotFound, TorporError, VmmFailed
+from torpor.model import DRILL_MARK, SandboxFilter, SandboxId, SnapshotId, SnapshotInfo
 from torpor.model_drills import DrillId, DrillInfo, DrillSpec, Point, PointName, ScheduleInfo
 from torpor.recovery import dbos_setup
 from torpor.recovery.cron import check_schedule, next_time
@@ -37,6 +37,8 @@ class ScriptedDrillLooker:
     """Finds what the test wrote for each way of coming back."""
 
     script: ClassVar[dict[str, Said]] = {}
+    once: ClassVar[list[Said]] = []
+    """What is only found the first time."""
     clones: ClassVar[list[Any]] = []
     held: ClassVar[list[Any]] = []
     gate: ClassVar[asyncio.Event | None] = None
@@ -53,6 +55,8 @@ class ScriptedDrillLooker:
         if self.gate is not None:
             await self.gate.wait()
         said = self.script.get(memory, "pass")
+        if said in self.once:
+            del self.script[memory]
         if isinstance(said, Exception):
             raise said
         points = tuple(
@@ -70,7 +74,7 @@ def act(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Act:
     monkeypatch.setattr(acts, "DrillLooker", ScriptedDrillLooker)
     monkeypatch.setattr(dbos_setup, "_POLL_S", 0.02)
     looker = ScriptedDrillLooker
-    for known in (looker.script, looker.clones, looker.held):
+    for known in (looker.script, looker.once, looker.clones, looker.held):
         known.clear()
     looker.gate = looker.entered = None
 
@@ -162,6 +166,25 @@ def test_what_was_found_decides(
         assert words in info.sentence
         good = (await stage.engine.get_snapshot(taken.id)).good
         assert (good is None) == (verdict == "fail"), "a snapshot that fails is good no more"
+
+    act(scene)
+
+
+@pytest.mark.parametrize("error", [GuestUnreachable("it is gone"), VmmFailed("out of memory")])
+def test_a_clone_that_dies_once_speaks_against_no_snapshot(act: Act, error: TorporError) -> None:
+    async def scene(stage: Stage) -> None:
+        looker = ScriptedDrillLooker
+        looker.script["ram"] = error
+        looker.once.append(error)
+        box = await stage.sandbox()
+        taken = await stage.engine.snapshot(box.id)
+        begun = await stage.recovery.drills.begin(taken.id, DrillSpec(boots=("ram",)))
+        info = await over(stage, begun)
+        assert info.verdict == "pass", info
+        found = await evidence(stage, info)
+        assert found["interrupted"] == [f"ram: {error.message}; it was begun anew"]
+        assert len(looker.clones) == 2
+        assert [s.id for s in (await stage.engine.list(SandboxFilter())).items] == [box.id]
 
     act(scene)
 

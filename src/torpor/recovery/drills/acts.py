@@ -140,6 +140,14 @@ class DrillActs:
                 boot = _not_looked_at(memory, "inconclusive", why)
             else:
                 row, boot = await self._boot(row, memory)
+                if boot.pop(
+                    "died"
+                ):  # which may be this host's fault, such as one that is out of memory
+                    why = f"{memory}: {boot['points'][0]['why']}; it was begun anew"
+                    interrupted = [*row.notes.get("interrupted", []), why]
+                    row = replace(row, notes={**row.notes, "interrupted": interrupted})
+                    row, boot = await self._boot(row, memory)
+                    del boot["died"]
             boots = [*row.notes.get("boots", []), boot]
             await self.save(replace(row, notes={**row.notes, "boots": boots}))
         return {}
@@ -193,7 +201,7 @@ class DrillActs:
         row = replace(row, notes=notes | {"held": [*held.still.units, "*.timer"]})
         row = await self.save(row.with_info(step=f"bringing it back {how}"))
         reach("drill.intent")
-        machine_ms, info, found = 0, None, None
+        machine_ms, info, found, died = 0, None, None, False
         outcome: PointOutcome = "pass"
         why = ""
         try:
@@ -207,6 +215,7 @@ class DrillActs:
             outcome, why = "fail", f"it was not done within {row.spec.limit_seconds:g} s"
         except TorporError as exc:
             outcome, why = _blame(exc), exc.message
+            died = isinstance(exc, (GuestUnreachable, VmmFailed))
         finally:
             whole_ms = self._ms_since(began_s)
             await finish(self._throw_away(clone, drill_id), within_s=None)
@@ -234,6 +243,7 @@ class DrillActs:
                 "notes": list(found.notes),
             }
         boot |= {
+            "died": died,
             "clone": clone,
             "started_at": began.isoformat(),
             "recovery_ms": {"machine": machine_ms, "checked": whole_ms},
