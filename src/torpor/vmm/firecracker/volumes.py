@@ -50,7 +50,7 @@ def clear(inner: Path) -> None:
     """Let no place lead anywhere, before a machine starts. Blocks."""
     for slot in SLOTS:
         drives.lead_nowhere(inner, slot)
-        _forget_copies(inner, slot)
+    _forget_copies(inner)
 
 
 class FirecrackerVolumes:
@@ -168,6 +168,6 @@ def _copy(inner: Path, slot: int, newest: Path) -> Path:
     return inner / f"read{slot}.{newest.stem}.raw"
 
 
-def _forget_copies(inner: Path, slot: int) -> None:
+def _forget_copies(inner: Path, slot: int | str = "[0-9]*") -> None:
     for path in inner.glob(f"read{slot}.*.raw"):
         path.unlink(missing_ok=True)
