@@ -77,7 +77,7 @@ class Scene:
         self.layers.mkdir()
         self.api = PaperApi(self.inner)
         drives.lead(self.inner, DISK, self.file("root", b"r" * 512))
-        volumes.clear(self.inner)
+        volumes.clear(self.folder)
         self.api.start()
         self.volumes = FirecrackerVolumes(self.api, self.folder, os.getpid())  # type: ignore[arg-type]
 
@@ -146,8 +146,13 @@ def test_what_is_only_read_is_in_a_place_that_is_only_read(scene: Scene, tmp_pat
     asyncio.run(scene.volumes.attach(other))
     assert scene.newest() == {READ: "moved"}
     assert os.pread(scene.has(READ), MIB, 0) == b"b" * MIB, "a copy of another driver's"
+    (copy,) = scene.folder.glob("*.raw")
+    assert copy.stat().st_mode & 0o222 == 0
     asyncio.run(scene.volumes.detach(READ))
-    assert not list(scene.inner.glob("*.raw"))
+    assert not list(scene.folder.glob("*.raw"))
+    assert not list(scene.inner.glob("*.raw")), (
+        "nothing of ours is made where its owner is not trusted"
+    )
 
 
 def test_a_switch_is_a_clone_that_no_write_misses(scene: Scene) -> None:
@@ -206,6 +211,21 @@ def test_what_is_open_counts_and_not_where_a_name_leads(scene: Scene) -> None:
     drives.lead(scene.inner, DISK, scene.layers / "root.raw")
     (scene.layers / "active.raw").unlink()
     assert scene.newest() == {WRITE: "active"}, "also a file that was collected"
+
+
+def test_what_lies_in_a_machines_folder_is_not_in_the_way(scene: Scene, tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.write_bytes(b"mine")
+    for name in (volume_name(WRITE), f".{volume_name(WRITE)}"):
+        (scene.inner / name).unlink(missing_ok=True)
+        (scene.inner / name).mkdir()
+        (scene.inner / name / "link").symlink_to(mine)
+    asyncio.run(scene.volumes.attach(scene.disk()))
+    assert scene.newest() == {WRITE: "active"}
+    (scene.inner / f".{volume_name(WRITE)}").symlink_to(mine)
+    asyncio.run(scene.volumes.detach(WRITE))
+    assert mine.read_bytes() == b"mine"
+    assert scene.api.size(WRITE) == 4096
 
 
 def test_growing(scene: Scene) -> None:

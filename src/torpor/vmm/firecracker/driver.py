@@ -223,7 +223,7 @@ def _clear_inner(inner: Path, active: Path) -> None:
             shutil.rmtree(path)
         path.unlink(missing_ok=True)
     drives.lead(inner, config.DISK, active)
-    volumes.clear(inner)
+    volumes.clear(inner.parent)
 
 
 def _open_log(folder: Path) -> BinaryIO:

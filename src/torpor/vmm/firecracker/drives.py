@@ -23,15 +23,15 @@ _GONE = " (deleted)"
 
 def lead(inner: Path, name: str, target: Path) -> None:
     """Let a drive's name lead to `target`. Blocks."""
-    fresh = _fresh(inner, name)
+    fresh = _free(inner / f".{name}")
     fresh.symlink_to(target)
-    fresh.rename(inner / name)
+    _put(fresh, inner / name)
 
 
 def lead_nowhere(inner: Path, slot: int) -> None:
     """Let a place for a volume have nothing but a file of its own. Blocks."""
     name = volume_name(slot)
-    fresh = _fresh(inner, name)
+    fresh = _free(inner / f".{name}")
     fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         os.ftruncate(fd, _NOTHING_BYTES)
@@ -40,16 +40,22 @@ def lead_nowhere(inner: Path, slot: int) -> None:
             os.fchown(fd, owner.st_uid, owner.st_gid)
     finally:
         os.close(fd)
-    fresh.rename(inner / name)
+    _put(fresh, inner / name)
 
 
-def _fresh(inner: Path, name: str) -> Path:
-    """Return a free name beside a drive's. What lies there may be anything: the folder is not ours alone."""
-    fresh = inner / f".{name}"
-    if fresh.is_dir() and not fresh.is_symlink():
-        shutil.rmtree(fresh)
-    fresh.unlink(missing_ok=True)
-    return fresh
+def _free(path: Path) -> Path:
+    """Return a path at which nothing is. What lay there may have been anything: the folder is not ours alone."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+    return path
+
+
+def _put(fresh: Path, path: Path) -> None:
+    try:
+        fresh.rename(path)
+    except IsADirectoryError:
+        fresh.rename(_free(path))
 
 
 def opened(inner: Path, pid: int) -> Mapping[str, Path]:

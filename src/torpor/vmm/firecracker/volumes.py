@@ -13,6 +13,7 @@ from pathlib import Path
 
 from torpor.base.aio import finish
 from torpor.errors import InsufficientResources, VmmFailed
+from torpor.layers.seal import seal
 from torpor.vmm.base import VolumeDisk
 from torpor.vmm.firecracker import disks, drives
 from torpor.vmm.firecracker.api import Api, Refused
@@ -38,19 +39,19 @@ async def put(folder: Path, disk: VolumeDisk) -> None:
         return
     newest = disk.layers[-1]
     if newest.suffix != ".raw":  # another driver's: this machine reads a copy
-        newest = _copy(inner, disk.slot, newest)
+        newest = _copy(folder, disk.slot, newest)
         await asyncio.to_thread(newest.unlink, missing_ok=True)
         await asyncio.to_thread(disks.make_empty, newest, 0)
-        await asyncio.to_thread(give_to_vmm, folder, newest)
         await disks.fill(newest, disk.layers)
+        await asyncio.to_thread(seal, newest)
     await asyncio.to_thread(drives.lead, inner, volume_name(disk.slot), newest)
 
 
-def clear(inner: Path) -> None:
+def clear(folder: Path) -> None:
     """Let no place lead anywhere, before a machine starts. Blocks."""
     for slot in SLOTS:
-        drives.lead_nowhere(inner, slot)
-    _forget_copies(inner)
+        drives.lead_nowhere(folder / "vm", slot)
+    _forget_copies(folder)
 
 
 class FirecrackerVolumes:
@@ -83,7 +84,7 @@ class FirecrackerVolumes:
             return
         await asyncio.to_thread(drives.lead_nowhere, self._inner, slot)
         await self._patch(slot)
-        await asyncio.to_thread(_forget_copies, self._inner, slot)
+        await asyncio.to_thread(_forget_copies, self._folder, slot)
         left = (await self.newest()).get(slot)
         if left is not None:
             raise VmmFailed(
@@ -164,10 +165,11 @@ def _check_place(disk: VolumeDisk) -> None:
         )
 
 
-def _copy(inner: Path, slot: int, newest: Path) -> Path:
-    return inner / f"read{slot}.{newest.stem}.raw"
+def _copy(folder: Path, slot: int, newest: Path) -> Path:
+    """Return where a copy lies: not in `vm/`, whose owner could put anything in its place."""
+    return folder / f"read{slot}.{newest.stem}.raw"
 
 
-def _forget_copies(inner: Path, slot: int | str = "[0-9]*") -> None:
-    for path in inner.glob(f"read{slot}.*.raw"):
+def _forget_copies(folder: Path, slot: int | str = "[0-9]*") -> None:
+    for path in folder.glob(f"read{slot}.*.raw"):
         path.unlink(missing_ok=True)
