@@ -187,6 +187,7 @@ class FirecrackerDriver:
         for identity in await asyncio.to_thread(launch.belonging, folder, config.MARK):
             await identity.kill(within_s=15.0)
         await network.remove(folder)
+        await asyncio.to_thread(volumes.forget_copies, folder)
 
     def console(self, folder: Path) -> Path:
         """Return the file with the machine's console output."""

@@ -51,7 +51,7 @@ def clear(folder: Path) -> None:
     """Let no place lead anywhere, before a machine starts. Blocks."""
     for slot in SLOTS:
         drives.lead_nowhere(folder / "vm", slot)
-    _forget_copies(folder)
+    forget_copies(folder)
 
 
 class FirecrackerVolumes:
@@ -84,7 +84,7 @@ class FirecrackerVolumes:
             return
         await asyncio.to_thread(drives.lead_nowhere, self._inner, slot)
         await self._patch(slot)
-        await asyncio.to_thread(_forget_copies, self._folder, slot)
+        await asyncio.to_thread(forget_copies, self._folder, slot)
         left = (await self.newest()).get(slot)
         if left is not None:
             raise VmmFailed(
@@ -170,6 +170,7 @@ def _copy(folder: Path, slot: int, newest: Path) -> Path:
     return folder / f"read{slot}.{newest.stem}.raw"
 
 
-def _forget_copies(folder: Path, slot: int | str = "[0-9]*") -> None:
+def forget_copies(folder: Path, slot: int | str = "[0-9]*") -> None:
+    """Remove what a machine, that has none of it open, read instead of another driver's layers. Blocks."""
     for path in folder.glob(f"read{slot}.*.raw"):
         path.unlink(missing_ok=True)
