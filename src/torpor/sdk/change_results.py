@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +12,7 @@ from typing_extensions import override
 
 from torpor.errors import InvalidRequest
 from torpor.model import Consistency, MemoryChoice
-
-Checks = str | Path | Mapping[str, Any]
-"""A path, the text of a checks file, or its content as a mapping."""
-
-_LONGEST_PATH = 4096
+from torpor.sdk.checks_file import Checks, read_checks
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,18 +87,8 @@ class ChangeOptions:
 
 
 def checks_text(checks: Checks | None) -> tuple[str | None, str]:
-    """Return the text of checks, and what they are called in errors.
-
-    Raises:
-        InvalidRequest: the file cannot be read.
-    """
-    if checks is None:
-        return None, "checks"
-    if isinstance(checks, Mapping):
-        return json.dumps(checks), "checks"
-    if isinstance(checks, str) and ("\n" in checks or ":" in checks or len(checks) > _LONGEST_PATH):
-        return checks, "checks"
-    return _read(Path(checks), "checks file"), str(checks)
+    """Return the text of checks, and what they are called in errors. Raises as `read_checks`."""
+    return (None, "checks") if checks is None else read_checks(checks)
 
 
 def profile_text(profile: str | Path | None) -> str | None:

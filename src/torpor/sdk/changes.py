@@ -175,6 +175,7 @@ class AsyncChange:
 
         Raises:
             InvalidRequest: a value, the checks file or the profile cannot be right.
+            NotFound: there is no such checks file, sandbox or profile.
             Conflict: the sandbox is being changed already, or the target was rolled back before.
             WrongState: the sandbox neither runs nor sleeps.
             InsufficientResources, LimitExceeded: there is no room for the snapshot; nothing was begun.

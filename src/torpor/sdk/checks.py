@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 from torpor.base.aio import closing
-from torpor.errors import InvalidRequest, NotFound, TorporError, error_from_wire
+from torpor.errors import TorporError, error_from_wire
 from torpor.model_checks import CheckReport, CheckResult
+from torpor.sdk.checks_file import Checks, read_checks
 from torpor.sdk.client import raw_bytes
 from torpor.sdk.dual import dual
 from torpor.sdk.handle import AsyncHandle
 from torpor.sdk.sse import sse_events
 
-Checks = str | Path | Mapping[str, Any]
-"""A checks file: its path (a `Path`, or text on one line that ends in .yaml, .yml or .json), its text, or what it holds."""
-
 INIT_LIMIT_S = 600.0
 """Seconds to look a machine through; without hardware virtualisation it can take minutes."""
-
-_FILE_BYTES_MOST = 1 << 20
 
 
 class AsyncChecks(AsyncHandle):
@@ -94,53 +88,3 @@ class AsyncChecks(AsyncHandle):
             "POST", f"{self._path}/checks/init", body={"profile": profile}, limit_s=INIT_LIMIT_S
         )
         return str(found["checks"])
-
-
-def read_checks(checks: Checks) -> tuple[str, str]:
-    """Return the text of a checks file and its name. Reads files; for a thread.
-
-    Raises:
-        NotFound: there is no such file.
-        InvalidRequest: it is no text, or too large.
-    """
-    if isinstance(checks, Mapping):
-        return _as_yaml(checks), "checks"
-    is_path = isinstance(checks, Path) or (
-        "\n" not in checks and checks.endswith((".yaml", ".yml", ".json"))
-    )
-    if not is_path:
-        return str(checks), "checks"
-    path = Path(checks)
-    try:
-        with path.open("rb") as file:
-            data = file.read(_FILE_BYTES_MOST + 1)
-        text = data.decode("utf-8")
-    except FileNotFoundError as exc:
-        raise NotFound(
-            f"there is no checks file {path}", hint="`torpor check init SANDBOX -o FILE` writes one"
-        ) from exc
-    except (OSError, UnicodeDecodeError) as exc:
-        raise InvalidRequest(f"the checks file {path} cannot be read: {exc}") from exc
-    if len(data) > _FILE_BYTES_MOST:
-        raise InvalidRequest(f"the checks file {path} is over {_FILE_BYTES_MOST} bytes")
-    printable = "".join(char if char.isprintable() else "?" for char in path.name)
-    return text, printable[:200] or "checks"
-
-
-def _as_yaml(checks: Mapping[str, Any]) -> str:
-    import yaml
-
-    try:
-        return yaml.safe_dump(_plain(checks), sort_keys=False, allow_unicode=False)
-    except yaml.YAMLError as exc:
-        raise InvalidRequest(
-            f"checks hold something that no checks file can: {' '.join(str(exc).split())}",
-            hint="mappings, lists, texts, numbers, truth values",
-        ) from exc
-
-
-def _plain(value: Any) -> Any:
-    """Return `value` of dicts and lists alone, none of them twice: YAML would write an alias for the second."""
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value

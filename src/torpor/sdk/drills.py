@@ -15,7 +15,8 @@ from torpor.errors import CheckInconclusive, DaemonUnreachable, DrillFailed, Ope
 from torpor.model import MemoryChoice
 from torpor.model_checks import Verdict
 from torpor.model_drills import DrillId, DrillInfo, ScheduleInfo
-from torpor.sdk.change_results import Checks, checks_text, profile_text, who
+from torpor.sdk.change_results import checks_text, profile_text, who
+from torpor.sdk.checks_file import Checks
 from torpor.sdk.client import Client, Connection, connection, quote_part, resolved
 
 Progress = Callable[[DrillInfo], object]

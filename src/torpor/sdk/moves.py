@@ -10,8 +10,9 @@ from torpor.model import AgentMemory, Consistency, MemoryChoice, Network, OnTime
 from torpor.model_inventory import Inventory
 from torpor.model_quiesce import OnQuiesceFailure, QuiesceReport, report_from_json
 from torpor.model_volumes import VolumesMode
-from torpor.sdk.change_results import ChangeOptions, Checks
+from torpor.sdk.change_results import ChangeOptions
 from torpor.sdk.changes import AsyncChange
+from torpor.sdk.checks_file import Checks
 from torpor.sdk.client import Client, connection, quote_part
 from torpor.sdk.dual import dual, dual_async_self
 from torpor.sdk.handle import AsyncHandle

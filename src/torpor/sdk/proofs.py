@@ -10,7 +10,8 @@ from torpor.errors import NotFound
 from torpor.model import MemoryChoice
 from torpor.model_drills import ScheduleInfo
 from torpor.model_watches import WatchInfo
-from torpor.sdk.change_results import Checks, checks_text, profile_text, who
+from torpor.sdk.change_results import checks_text, profile_text, who
+from torpor.sdk.checks_file import Checks
 from torpor.sdk.drills import (
     AsyncDrill,
     DrillOptions,

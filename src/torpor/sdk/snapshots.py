@@ -28,7 +28,7 @@ from torpor.model_inventory import Inventory, inventory_from_json
 from torpor.model_quiesce import QuiesceReport
 from torpor.model_volumes import VolumesMode
 from torpor.sdk import forks
-from torpor.sdk.change_results import Checks
+from torpor.sdk.checks_file import Checks
 from torpor.sdk.client import Client, Connection, connection, quote_part, resolved
 from torpor.sdk.drills import (
     AsyncDrill,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from torpor.model_checks import CheckReport, CheckResult
-from torpor.sdk.checks import Checks as ChecksFile
+from torpor.sdk.checks_file import Checks as ChecksFile
 from torpor.sdk.dual import dual
 from torpor.sdk.loop import loop_thread
 from torpor.sdk.sync_handle import Handle

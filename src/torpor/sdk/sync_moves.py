@@ -10,7 +10,7 @@ from torpor.model import AgentMemory, Consistency, MemoryChoice, Network, OnTime
 from torpor.model_inventory import Inventory
 from torpor.model_quiesce import OnQuiesceFailure, QuiesceReport
 from torpor.model_volumes import VolumesMode
-from torpor.sdk.change_results import Checks
+from torpor.sdk.checks_file import Checks
 from torpor.sdk.client import Client
 from torpor.sdk.dual import dual, dual_self
 from torpor.sdk.hold import LEASE_SECONDS, Hold

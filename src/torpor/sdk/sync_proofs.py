@@ -8,7 +8,7 @@ from pathlib import Path
 from torpor.model import MemoryChoice
 from torpor.model_drills import ScheduleInfo
 from torpor.model_watches import WatchInfo
-from torpor.sdk.change_results import Checks
+from torpor.sdk.checks_file import Checks
 from torpor.sdk.drills import Progress
 from torpor.sdk.dual import dual
 from torpor.sdk.loop import loop_thread

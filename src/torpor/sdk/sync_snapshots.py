@@ -14,7 +14,7 @@ from torpor.model_drills import ScheduleInfo
 from torpor.model_inventory import Inventory
 from torpor.model_volumes import VolumesMode
 from torpor.sdk import sync_forks
-from torpor.sdk.change_results import Checks
+from torpor.sdk.checks_file import Checks
 from torpor.sdk.client import Client
 from torpor.sdk.drills import Progress
 from torpor.sdk.dual import dual

@@ -296,8 +296,12 @@ def test_checks_in_three_forms(sandbox: Sandbox, tmp_path: Path, form: str) -> N
     assert change.report is not None
     source = str(file) if form == "path" else "checks"
     assert change.report.data["asked"]["checks_source"] == source
-    with pytest.raises(InvalidRequest, match="cannot be read"):
+    with pytest.raises(NotFound, match="there is no checks file"):
         sandbox.change("x", run="true", checks=tmp_path / "none.yaml").start()
+    with pytest.raises(NotFound, match="there is no checks file none"):
+        sandbox.change("x", run="true", checks="none").start()
+    with pytest.raises(InvalidRequest, match="no checks file can"):
+        sandbox.change("x", run="true", checks={"required": tmp_path}).start()
     with pytest.raises(InvalidRequest, match=r"profile .* cannot be read"):
         sandbox.change("x", run="true", profile=tmp_path / "none.yaml").start()
     wrong = tmp_path / "wrong.yaml"

@@ -120,7 +120,7 @@ def test_python(sandbox: str, tmp_path: Path) -> None:
     report = sbx.check(path, on_result=seen.append)
     assert (report.verdict, report.source, report.results) == (
         "pass",
-        "my checks.yaml",
+        str(path),
         tuple(seen),
     )
     assert sbx.check(str(path)).verdict == "pass"
@@ -142,8 +142,10 @@ def test_python(sandbox: str, tmp_path: Path) -> None:
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InvalidRequest, match="cannot be read"):
         sbx.check(tmp_path / "binary.yaml")
-    with pytest.raises(InvalidRequest, match="cannot be read"):
+    with pytest.raises(InvalidRequest, match=r"cannot be read: Is a directory$"):
         sbx.check(tmp_path)
+    with pytest.raises(InvalidRequest, match="cannot be read"):
+        sbx.check("\0.yaml")
     sbx.pause()
     with pytest.raises(WrongState):
         sbx.check(GOOD)
@@ -261,7 +263,7 @@ def test_the_command_line(cli: Cli, sandbox: str, tmp_path: Path) -> None:
     assert "could not be told" in cli("check", "run", sandbox, "-c", str(path), code=91)
     path.write_text("required:\n  file: {x: }\n")
     said = cli.fails("check", "run", sandbox, "-c", str(path), code=64)
-    assert said.startswith("error: checks.yaml:2:10: ")
+    assert said.startswith(f"error: {path}:2:10: ")
     cli.fails("check", "run", sandbox, "-c", str(tmp_path / "none.yaml"), code=66)
 
 

@@ -121,7 +121,7 @@ def test_a_drill_in_python(sandbox: Sandbox, tmp_path: Path) -> None:
     file.write_text("required: 7")
     with pytest.raises(InvalidRequest, match=r"checks\.yaml:1"):
         taken.drill(checks=file)
-    with pytest.raises(InvalidRequest, match="cannot be read"):
+    with pytest.raises(NotFound, match="there is no checks file"):
         taken.drill(checks=tmp_path / "none.yaml")
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torpor.errors import InvalidRequest
 from torpor.recovery.checks import CheckPlan, parse_checks
 from torpor.recovery.checks.kinds import KINDS, TIMINGS
-from torpor.sdk.checks import read_checks
+from torpor.sdk.checks_file import read_checks
 
 PLACE = re.compile(r"c\.yaml:[0-9]+:[0-9]+: .")
 WORDS = sorted({*KINDS, *TIMINGS, "required", "wanted", "defaults", "folders", "exit-status", "stdout", "exists",
