@@ -94,6 +94,15 @@ class Durable:
                 self._loop = asyncio.get_running_loop()
                 await finish(self._launched(), within_s=_LAUNCH_S)  # half of it would be none
 
+    async def go_on(self) -> None:
+        """Do the same for what an earlier daemon left, as soon as the disk has room for it."""
+        while True:
+            try:
+                return await self.launch()
+            except InsufficientResources as exc:
+                log.warning("what an earlier daemon left waits: %s", exc.message)
+            await asyncio.sleep(_AGAIN_S)
+
     async def _launched(self) -> None:
         self._dbos = await asyncio.to_thread(self._launch)
 

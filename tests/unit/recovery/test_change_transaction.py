@@ -32,7 +32,7 @@ from torpor.model_changes import ChangeState
 from torpor.model_inventory import Inventory
 from torpor.model_inventory_diff import InventoryDiff, compare
 from torpor.model_volumes import VolumeMount
-from torpor.recovery import durable
+from torpor.recovery import dbos_setup, durable
 from torpor.recovery.changes import acts, desk, undoing
 from torpor.recovery.changes.acts import Acts
 from torpor.recovery.changes.looks import Look, Looker
@@ -1045,6 +1045,31 @@ def test_an_end_that_cannot_be_written_down_is_waited_for(
         assert (ended.state, ended.verdict) == (S.KEPT, "kept"), ended.why
         assert refused == [S.KEPT] * 3, "a good change is not undone because of that"
         assert stage.engine.needs == {}
+
+    act(scene)
+
+
+def test_a_disk_that_is_full_when_the_next_daemon_begins_is_waited_for(
+    act: Act, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(durable, "_AGAIN_S", 0.05)
+    launch, refused = dbos_setup.launch, list[Path]()
+
+    def full(path: Path, version: str) -> None:
+        if len(refused) < 3:
+            refused.append(path)
+            raise InsufficientResources("the disk is full")
+        launch(path, version)
+
+    async def scene(stage: Stage) -> None:
+        box = await stage.sandbox()
+        begun = await stage.change(box.id, command="true", probation_seconds=2, interval_seconds=1)
+        await stage.until(begun, S.PROBATION)
+        monkeypatch.setattr(dbos_setup, "launch", full)
+        await stage.restart()
+        ended = await stage.until(begun)
+        assert (ended.state, ended.ending) == (S.ROLLED_BACK, "silence")
+        assert len(refused) == 3
 
     act(scene)
 

@@ -328,7 +328,7 @@ class ChangeDesk:
     # ---- what was left ----
 
     async def _go_on(self) -> None:
-        await self._durable.launch()
+        await self._durable.go_on()
         self._look_after_all()
 
     def _look_after_all(self) -> None:

@@ -286,7 +286,7 @@ class DrillDesk:
     # ---- what was left ----
 
     async def _go_on(self) -> None:
-        await self._durable.launch()
+        await self._durable.go_on()
         self._is_swept = True
         await self._sweep()
 
