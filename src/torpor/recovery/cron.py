@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 
 from croniter import CroniterError, croniter
@@ -10,6 +11,8 @@ from torpor.errors import InvalidRequest
 
 _LONGEST = 200
 _FIELDS = 5
+_DRAWN = re.compile(r"(?i)(?:^|[ ,])[rh](?:[ ,/(]|$)")
+"""croniter's own: fields that it fills in."""
 
 
 def check_schedule(text: str, *, now: datetime) -> str:
@@ -17,6 +20,8 @@ def check_schedule(text: str, *, now: datetime) -> str:
     found = " ".join(text.split())
     if len(found) > _LONGEST or (not found.startswith("@") and len(found.split()) != _FIELDS):
         raise _wrong(found, "five fields are wanted")
+    if _DRAWN.search(found):
+        raise _wrong(found, "a time that is drawn at random (R) would be drawn again and again")
     next_time(found, now)
     return found
 

@@ -537,7 +537,19 @@ def test_a_schedule_of_what_is_gone_says_so(act: Act) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "every monday", "0 4 * *", "0 4 * * 8", "* * * * * *", "0 4 31 2 *", "x" * 300]
+    "text",
+    [
+        "",
+        "every monday",
+        "0 4 * *",
+        "0 4 * * 8",
+        "* * * * * *",
+        "0 4 31 2 *",
+        "x" * 300,
+        "r R * * *",
+        "0 R(2-4) * * *",
+        "H 4 * * *",
+    ],
 )
 def test_no_schedule(text: str) -> None:
     with pytest.raises(InvalidRequest, match="is no schedule"):
@@ -546,6 +558,7 @@ def test_no_schedule(text: str) -> None:
 
 def test_schedules() -> None:
     assert check_schedule("  0  4 * *   1 ", now=NOW) == "0 4 * * 1"
+    assert check_schedule("0 4 * mar,apr fri", now=NOW) == "0 4 * mar,apr fri"
     assert next_time("0 4 * * 1", NOW).isoformat() == "2026-11-30T04:00:00+00:00"
     info = ScheduleInfo(
         id="sch", schedule="@daily", sandbox_id=SandboxId("s"), snapshot_id=None, workspace="w",
