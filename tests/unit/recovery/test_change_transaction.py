@@ -577,6 +577,10 @@ def test_what_is_refused_before_it_begins(act: Act) -> None:
             ({"command": "x", "memory": "warm"}, "memory"),
             ({"command": "x", "probation_seconds": -1}, "probation_seconds"),
             ({"command": "x", "probation_seconds": float("nan")}, "probation_seconds"),
+            (
+                {"command": "x", "probation_seconds": 86400, "interval_seconds": 1},
+                "more than 10000 looks",
+            ),
             ({"command": "x", "allow": ("nothing",)}, "no kind 'nothing'"),
             ({"command": "x", "change_kind": "update"}, "no profile is named"),
             ({"command": "x", "profile": "hermes", "change_kind": "no"}, "knows no sort"),

@@ -14,6 +14,8 @@ TEXT_MOST = 1000
 COMMAND_MOST = 128 << 10
 CHECKS_MOST = 1 << 20
 SECONDS_MOST = 30 * 86400
+LOOKS_MOST = 10_000
+"""In one probation: each is written down, and read again by the next daemon."""
 _STATES = frozenset({SandboxState.RUNNING, SandboxState.HIBERNATED})
 
 
@@ -44,16 +46,25 @@ def check_spec(spec: ChangeSpec) -> None:
         raise InvalidRequest(f"memory is {spec.memory!r}; 'ram' or 'cold' is wanted")
     if spec.consistency not in (None, "crash", "filesystem", "application"):
         raise InvalidRequest(f"consistency is {spec.consistency!r}", hint="leave it out")
-    _check_seconds("command_timeout_seconds", spec.command_timeout_seconds, 1)
-    _check_seconds("probation_seconds", spec.probation_seconds, 0)
-    _check_seconds("lease_seconds", spec.lease_seconds, 5)
-    if spec.interval_seconds is not None:
-        _check_seconds("interval_seconds", spec.interval_seconds, 1)
+    _check_times(spec)
     if spec.checks is not None and len(spec.checks) > CHECKS_MOST:
         raise InvalidRequest(f"{spec.checks_source} is over {CHECKS_MOST} bytes")
     plan_of(spec)
     check_holdings(spec)
     rest_of(spec)
+
+
+def _check_times(spec: ChangeSpec) -> None:
+    _check_seconds("command_timeout_seconds", spec.command_timeout_seconds, 1)
+    _check_seconds("probation_seconds", spec.probation_seconds, 0)
+    _check_seconds("lease_seconds", spec.lease_seconds, 5)
+    if spec.interval_seconds is not None:
+        _check_seconds("interval_seconds", spec.interval_seconds, 1)
+        if spec.probation_seconds / spec.interval_seconds > LOOKS_MOST:
+            raise InvalidRequest(
+                f"interval_seconds is {spec.interval_seconds:g}: that is more than {LOOKS_MOST} looks",
+                hint="look less often",
+            )
 
 
 def check_state(info: SandboxInfo) -> None:
