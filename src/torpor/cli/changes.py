@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,11 +14,11 @@ from torpor.cli.change_progress import Progress
 from torpor.cli.find import SandboxArg, find
 from torpor.cli.find_change import ChangeArg, find_change
 from torpor.cli.output import AsJson, age, print_json, print_table, visible
+from torpor.cli.quiesce import consistency_of
 from torpor.cli.unnamed import UnlessNamed
 from torpor.errors import InvalidRequest, TorporError
 
 if TYPE_CHECKING:
-    from torpor.model import Consistency
     from torpor.sdk.sync_changes import Change
 
 
@@ -133,7 +133,7 @@ def make(
         probation_seconds=_seconds("--probation", probation),
         require_confirm=confirm,
         interval_seconds=None if interval is None else _seconds("--interval", interval),
-        consistency=cast("Consistency | None", consistency),
+        consistency=None if consistency is None else consistency_of(consistency),
         memory="ram" if ram else "cold",
         reboot=reboot,
         force=force,

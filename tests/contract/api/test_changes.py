@@ -412,6 +412,8 @@ def test_exit_codes_say_what_became_of_it(cli: Cli, sandbox: Sandbox, tmp_path: 
     told = cli.fails("change", sandbox.id, "x", "--run", "true", "--checks", str(wrong), code=64)
     assert f"{wrong}:2:9" in told
     cli("change", sandbox.id, "x", code=2)
+    told = cli.fails("change", sandbox.id, "x", "--run", "true", "--consistency", "best", code=64)
+    assert "--consistency 'best' is not known" in told
 
 
 def test_confirming_and_rejecting(cli: Cli, sandbox: Sandbox) -> None:
