@@ -159,6 +159,16 @@ def test_what_ends_a_probation_is_said_first(must_confirm: bool, then: str) -> N
     assert headline.endswith(f"is on probation until 2026-11-29 12:10:00 UTC; then {then}")
 
 
+def test_a_cursor_that_is_not_known_says_why() -> None:
+    one = row()
+    quiesce = {"cursor": None, "notes": ["version of x: no", "cursor: status 1, none is there"]}
+    point = {**one.report["point"], "quiesce": quiesce}
+    report = build(replace(one, report={**one.report, "point": point}), T0)
+    assert "cursor    not known: status 1, none is there\n" in text(report)
+    point["quiesce"] = None
+    assert build(replace(one, report={**one.report, "point": point}), T0)["cursor"] is None
+
+
 def test_a_report_of_nothing_yet() -> None:
     report = build(ChangeRow(info(S.IDLE), ChangeSpec(reason="x", command="y")), T0)
     assert report["probes"] == []

@@ -73,7 +73,7 @@ def _facts(report: Mapping[str, Any]) -> str:
         ("Ended", change["ended_at"]),
         ("On probation until", change["deadline_at"]),
         ("Before it", snapshot and f"{snapshot['id']}, {snapshot['consistency']}-consistent"),
-        ("Cursor before it", (snapshot.get("quiesce") or {}).get("cursor")),
+        ("Cursor before it", report["cursor"]),
         ("As it left the machine", report["failed_state"]),
         ("Now", report["put_back"]),
     ]

@@ -43,6 +43,7 @@ def build(row: ChangeRow, now: datetime) -> dict[str, Any]:
         "asked": spec,
         "steps": list(kept.get("steps", [])),
         "snapshot": kept.get("point"),
+        "cursor": cursor(kept.get("point")),
         "command": kept.get("command"),
         "before": kept.get("before"),
         "looks": looks,
@@ -61,6 +62,14 @@ def build(row: ChangeRow, now: datetime) -> dict[str, Any]:
         "next": next_steps(row),
         "not_undone": [*not_undone(info), *kept.get("volumes_left", [])],
     }
+
+
+def cursor(point: Mapping[str, Any] | None) -> str | None:
+    """Return how far the machine's dealings with others had come before the change, or why that is not known."""
+    quiesce = (point or {}).get("quiesce") or {}
+    notes = (note for note in quiesce.get("notes", []) if note.startswith("cursor: "))
+    missed = next(notes, "").removeprefix("cursor: ")
+    return quiesce.get("cursor") or (f"not known: {missed}" if missed else None)
 
 
 def headline(info: ChangeInfo) -> str:

@@ -50,7 +50,7 @@ def _facts(report: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
     for name, time in (("begun", change["created_at"]), ("ended", change["ended_at"])):
         yield name, time and f"{time[:19].replace('T', ' ')} UTC"
     yield "before", f"{snapshot['id']}, {snapshot['consistency']}-consistent" if snapshot else None
-    yield "cursor", (snapshot.get("quiesce") or {}).get("cursor")
+    yield "cursor", report["cursor"]
     yield "left as", report["failed_state"]
     yield "now", report["put_back"]
 
