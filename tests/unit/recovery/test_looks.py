@@ -164,12 +164,14 @@ def test_what_speaks_for_a_change_is_told() -> None:
     assert evidence(failed, None, checks=good) == ("1 required check passes, 0 before the change",)
     assert evidence(before, None, checks=bad) == ()
     assert evidence({}, was, holdings=was) == (
-        "of what was listed in the machine (2 entries) nothing differs",
+        "of what was listed in the machine (2 entries; no agent profile fits) nothing differs",
     )
     assert evidence({}, was, holdings=grown) == (
-        "of what was listed in the machine (3 entries) what differs (1) may",
+        "of what was listed in the machine (3 entries; no agent profile fits) what differs (1) may",
     )
     assert evidence({}, grown, holdings=held(skills=[], debian=["x"])) == (), "it lost a skill"
+    known = replace(was, profile=shipped("hermes"))
+    assert "; profile hermes)" in evidence({}, known, holdings=known)[0]
     (little,) = evidence({}, None)
     assert little.startswith("the machine answers; nothing else")
 

@@ -58,13 +58,18 @@ class Differs:
     diff: Mapping[str, Any]
     looked_at: int
     """How many things were compared."""
+    profile: str
+    """Whose profile said where to look."""
 
     @property
     def shown(self) -> str:
         """What it shows when all that differs may."""
+        from torpor.recovery.profiles.loading import MACHINE
+
         differing = sum(sum(of.values()) for of in self.diff["counts"].values())
         said = f"what differs ({differing}) may" if differing else "nothing differs"
-        return f"of what was listed in the machine ({self.looked_at} entries) {said}"
+        by = "no agent profile fits" if self.profile == MACHINE else f"profile {self.profile}"
+        return f"of what was listed in the machine ({self.looked_at} entries; {by}) {said}"
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON has it."""
@@ -118,6 +123,7 @@ class Holdings:
             + ((f"and {len(bad) - _NAMED_MOST} more",) if len(bad) > _NAMED_MOST else ()),
             unknown=diff.not_compared,
             diff=diff.to_json(),
+            profile=self.profile.name,
             looked_at=sum(len(section.entries) for section in after.inventory.sections.values()),
         )
 
