@@ -1007,6 +1007,32 @@ def test_a_change_whose_workflow_is_lost_is_undone(act: Act) -> None:
     act(scene)
 
 
+def test_rows_that_cannot_be_read_once_are_read_again(
+    act: Act, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(desk, "_SWEEP_S", 0.05)
+
+    async def scene(stage: Stage) -> None:
+        rows, refused = stage.desk._rows, []
+        read = rows.open
+
+        def locked() -> list[ChangeRow]:
+            if len(refused) < 2:
+                refused.append(True)
+                raise InsufficientResources("the database is locked by another program")
+            return read()
+
+        monkeypatch.setattr(rows, "open", locked)
+        box = await stage.sandbox()
+        ended = await stage.until(await stage.change(box.id, command="true"))
+        assert ended.state is S.KEPT
+        async with asyncio.timeout(10):
+            while len(refused) < 2:
+                await asyncio.sleep(0.02)
+
+    act(scene)
+
+
 def test_words_for_a_change_whose_workflow_is_lost(
     act: Act, monkeypatch: pytest.MonkeyPatch
 ) -> None:

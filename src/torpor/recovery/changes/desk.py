@@ -366,16 +366,19 @@ class ChangeDesk:
     async def _sweep(self) -> None:
         """See to it that every open change has a workflow; one that has none is undone."""
         while True:
-            for row in await asyncio.to_thread(self._rows.open):
-                try:
-                    await self._look_after(row)
-                except Exception as exc:  # noqa: BLE001 - whatever it is, the others are looked after
-                    _failed(f"change {row.info.id}", exc)
             try:
-                await self._durable.prune(self._clock.now() - _REMEMBERED)
+                await self._swept()
             except Exception as exc:  # noqa: BLE001 - such as a full disk: the next turn may do better
-                _failed("pruning of workflows", exc)
+                _failed("sweep of changes", exc)
             await asyncio.sleep(_SWEEP_S)
+
+    async def _swept(self) -> None:
+        for row in await asyncio.to_thread(self._rows.open):
+            try:
+                await self._look_after(row)
+            except Exception as exc:  # noqa: BLE001 - whatever it is, the others are looked after
+                _failed(f"change {row.info.id}", exc)
+        await self._durable.prune(self._clock.now() - _REMEMBERED)
 
     async def _look_after(self, row: ChangeRow) -> None:
         change_id = row.info.id

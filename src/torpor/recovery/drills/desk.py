@@ -293,16 +293,22 @@ class DrillDesk:
     async def _sweep(self) -> None:
         """End every open drill whose workflow is not there any more, and remove its clones."""
         while True:
-            for row in await asyncio.to_thread(self._rows.open):
-                try:
-                    if row.info.id in self._beginning:
-                        continue
-                    if not await self._durable.is_alive(row.info.id):
-                        log.warning("drill %s has no workflow; it is ended", row.info.id)
-                        await self._acts.give_up(row, "the daemon lost track of it")
-                except Exception as exc:  # noqa: BLE001 - whatever it is, the others are looked after
-                    _failed(f"drill {row.info.id}", exc)
+            try:
+                await self._swept()
+            except Exception as exc:  # noqa: BLE001 - such as a full disk: the next turn may do better
+                _failed("sweep of drills", exc)
             await asyncio.sleep(_SWEEP_S)
+
+    async def _swept(self) -> None:
+        for row in await asyncio.to_thread(self._rows.open):
+            try:
+                if row.info.id in self._beginning:
+                    continue
+                if not await self._durable.is_alive(row.info.id):
+                    log.warning("drill %s has no workflow; it is ended", row.info.id)
+                    await self._acts.give_up(row, "the daemon lost track of it")
+            except Exception as exc:  # noqa: BLE001 - whatever it is, the others are looked after
+                _failed(f"drill {row.info.id}", exc)
 
 
 def no_schedule(schedule_id: str) -> NotFound:
