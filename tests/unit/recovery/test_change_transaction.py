@@ -786,6 +786,8 @@ def test_a_sandbox_that_is_deleted_ends_its_change(act: Act, state: ChangeState)
         why = "the sandbox was deleted meanwhile" + (unknown if state is S.PROBATION else "")
         assert (ended.state, ended.verdict, ended.why) == (S.FAILED, None, why)
         assert stage.engine.needs == {}
+        told = [step["command"] for step in (await stage.desk.report(ended.id))["next"]]
+        assert told == [f"torpor restore {ended.snapshot_id}"], "there is nothing to put back"
 
     act(scene)
 

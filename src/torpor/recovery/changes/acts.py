@@ -340,6 +340,7 @@ class Acts:
         why = "the sandbox was deleted meanwhile"
         if row.info.state in (S.VERIFYING, S.PROBATION):
             why += "; whether the change was right cannot be told any more"
+        row = replace(row, notes={**row.notes, "gone": True})
         await self._close(row, S.FAILED, why=why)
         return {}
 

@@ -169,16 +169,17 @@ def next_steps(row: ChangeRow) -> list[dict[str, str]]:
 
 
 def _after_failing(row: ChangeRow) -> list[tuple[str, str]]:
-    info = row.info
-    sandbox, before = info.sandbox_id, info.snapshot_id
-    if before is not None and "undone_from" in row.notes:  # it was to be undone, and could not be
+    sandbox, before = row.info.sandbox_id, row.info.snapshot_id
+    again = ("have another machine that is as it was before", f"torpor restore {before}")
+    if "gone" in row.notes:
+        return [] if before is None else [again]
+    if before is None:
+        rest = ("try what brings its programs to rest", f"torpor quiesce test {sandbox}")
+        insists = row.spec.consistency == "application"
+        return [("see how the machine is", f"torpor get {sandbox}"), *([rest] if insists else [])]
+    if "undone_from" in row.notes:  # it could not be undone
         return [("put the machine back by hand", f"torpor rollback {sandbox} {before} --cold")]
-    found = [("see how the machine is", f"torpor get {sandbox}")]
-    if before is not None:
-        found.append(("have another machine that is as it was before", f"torpor restore {before}"))
-    elif row.spec.consistency == "application":
-        found.append(("try what brings its programs to rest", f"torpor quiesce test {sandbox}"))
-    return found
+    return [("see how the machine is", f"torpor get {sandbox}"), again]
 
 
 def not_undone(info: ChangeInfo) -> list[str]:
