@@ -320,3 +320,17 @@ def test_a_machines_own_profile_is_read_once() -> None:
         assert (profile.name, own) == ("mine", text)
 
     asyncio.run(main())
+
+
+def test_patterns_of_our_own_take_no_process_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run(*_: object, **__: object) -> None:
+        raise AssertionError("a process was begun")
+
+    monkeypatch.setattr(regexes.proc, "run", run)
+    hermes = shipped("hermes")
+    look = _Look.__new__(_Look)
+    found = look._fits(hermes, hermes.processes[0], ["python hermes.py gateway", "gateway hermes"])
+    assert asyncio.run(found) == ("", [True, False])
+    own = replace(hermes, title="another")
+    with pytest.raises(AssertionError, match="begun"):
+        asyncio.run(look._fits(own, hermes.processes[0], [""]))
