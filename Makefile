@@ -32,7 +32,7 @@ test-kvm: ## Run the same suite on this host, which needs KVM
 	@scripts/bootstrap --dev
 	@$(BIN)/python -m pytest -m kvm tests/kvm $(PYTEST_ARGS)
 
-test-firecracker: ## Run it with Firecracker and with QEMU (torpor host setup installs the former)
+test-firecracker: ## Run it, as root, with Firecracker (which torpor host setup installs) and with QEMU
 	@TORPOR_TEST_DRIVERS=firecracker,qemu $(MAKE) --no-print-directory test-kvm
 
 check: lint unit ## Run format, lint, import contracts, types, spelling and unit tests

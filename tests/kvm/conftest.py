@@ -21,6 +21,8 @@ from torpor.vmm.qemu.host import choose_accel
 
 RECIPE = Path(__file__).parents[1] / "rig/host/machine.toml"
 DRIVERS = tuple(os.environ.get("TORPOR_TEST_DRIVERS", "qemu").split(","))
+FIRECRACKER = os.environ.get("TORPOR_TEST_FIRECRACKER") or os.environ.get("TORPOR_FIRECRACKER")
+"""The one to test; None: the one that `torpor host setup` installed."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -43,6 +45,8 @@ def kvm_home(driver: str) -> Iterator[Home]:
     accel, reason = choose_accel()
     if accel != "kvm":
         pytest.fail(f"this suite needs KVM: {reason}; make test-rig emulates a host that has it")
+    if driver == "firecracker" and os.geteuid() != 0:
+        pytest.fail("without root machines of Firecracker have no network: run this suite as root")
     named = os.environ.get("TORPOR_TEST_HOME")
     # not below pytest's own folders: those are closed to the users that machines run as
     folder = Path(named or tempfile.mkdtemp(prefix="torpor-kvm."))
@@ -77,8 +81,8 @@ def daemon(driver: str, kvm_home: Home) -> Iterator[Home]:
     patch.setenv("TORPOR_HOME", str(kvm_home.root))
     patch.setenv("TORPOR_DRIVER", driver)
     patch.setenv("TORPOR_ACCEL", "kvm")
-    if path := os.environ.get("TORPOR_TEST_FIRECRACKER"):
-        patch.setenv("TORPOR_FIRECRACKER", path)
+    if FIRECRACKER:
+        patch.setenv("TORPOR_FIRECRACKER", FIRECRACKER)
     new_daemon(kvm_home)
     yield kvm_home
     patch.undo()
@@ -97,8 +101,8 @@ def in_kvm_home(
     monkeypatch.setenv("TORPOR_HOME", str(daemon.root))
     monkeypatch.setenv("TORPOR_DRIVER", driver)
     monkeypatch.setenv("TORPOR_ACCEL", "kvm")
-    if path := os.environ.get("TORPOR_TEST_FIRECRACKER"):
-        monkeypatch.setenv("TORPOR_FIRECRACKER", path)
+    if FIRECRACKER:
+        monkeypatch.setenv("TORPOR_FIRECRACKER", FIRECRACKER)
 
 
 @pytest.fixture(scope="session")

@@ -140,6 +140,15 @@ def test_unknown_system_is_told_what_to_install(apt: Path) -> None:
     assert "mmdebstrap qemu-system-x86 qemu-utils" in said
 
 
+def test_a_host_with_kvm_gets_what_the_network_of_firecracker_takes(
+    apt: Path, tmp_path: Path
+) -> None:
+    fakes = f"SYS_MODULE={tmp_path}; has_package() {{ return 1; }};"
+    assert "nftables" not in call(apt, f"{fakes} missing_packages").split()
+    (tmp_path / "kvm_amd").mkdir()
+    assert {"iproute2", "nftables"} <= set(call(apt, f"{fakes} missing_packages").split())
+
+
 def test_postgresql_is_installed_for_tests_without_a_cluster(apt: Path, tmp_path: Path) -> None:
     fakes = (
         f"POSTGRES_DIR={tmp_path}/pg; SUPPORTED=yes; command() {{ return 1; }}; update_lists() {{ :; }};"

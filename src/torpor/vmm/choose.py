@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from torpor.base.fsio import write_atomic
 from torpor.base.home import Home
 from torpor.errors import DataDamaged, HostNotReady, InvalidRequest
-from torpor.vmm import launch
+from torpor.vmm import kvm, launch
 from torpor.vmm.base import Driver
-from torpor.vmm.firecracker import FirecrackerDriver
+from torpor.vmm.firecracker import FirecrackerDriver, network
 from torpor.vmm.firecracker import host as firecracker_host
 from torpor.vmm.qemu import QemuDriver
 
@@ -96,13 +96,20 @@ def _fastest() -> tuple[str, str]:
     """Return the fastest driver with which all that is asked for by default works here, and why it is that one."""
     if os.environ.get("TORPOR_ACCEL") == "tcg":
         return "qemu", "TORPOR_ACCEL=tcg asks for emulation"
+    usable = kvm.look()  # before advice on programs, which would be of no use
+    if not usable.is_real:
+        return "qemu", _why_not(usable.reason, usable.fix)
     with ThreadPoolExecutor(1) as elsewhere:  # an event loop may run in this thread
         found = elsewhere.submit(asyncio.run, firecracker_host.probe()).result()
     if not found.usable:
-        return "qemu", f"Firecracker cannot be used: {found.reason}"
+        return "qemu", _why_not(found.reason, found.fix)
     if "user" not in found.networks:
-        return "qemu", "machines of Firecracker reach a network only where the daemon is root"
+        return "qemu", network.no_way_out() or "machines of Firecracker reach no network here"
     return "firecracker", f"{found.reason}, and Firecracker {found.version} is there"
+
+
+def _why_not(reason: str, fix: str | None) -> str:
+    return f"Firecracker cannot be used: {reason}" + (f"; {fix}" if fix else "")
 
 
 def _of_living(home: Home) -> str | None:

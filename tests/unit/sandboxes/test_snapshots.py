@@ -523,8 +523,14 @@ def test_ram_of_another_host_is_refused_or_started_cold_and_said(play: Play) -> 
         async def newer() -> Any:
             return replace(host, version="2")
 
+        async def moved() -> Any:
+            return replace(host, cpu="another CPU")
+
         world.driver.probe = newer  # type: ignore[method-assign]
         with pytest.raises(SnapshotUnusable, match="driver version was 1; this host has 2"):
+            await world.engine.restore(snap.id, RestoreSpec())
+        world.driver.probe = moved  # type: ignore[method-assign]
+        with pytest.raises(SnapshotUnusable, match=r"CPU was .*; this host has another CPU"):
             await world.engine.restore(snap.id, RestoreSpec())
         with pytest.raises(SnapshotUnusable):
             await world.engine.wake(info.id)

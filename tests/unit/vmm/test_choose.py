@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,8 @@ from torpor.errors import HostNotReady, InvalidRequest
 from torpor.vmm import kvm
 from torpor.vmm.choose import choose_driver, remember
 from torpor.vmm.firecracker import network
+
+_offered = network.offered
 
 
 @pytest.fixture
@@ -67,26 +71,57 @@ def test_without_kvm_or_program_it_is_qemu_and_said_why(
     monkeypatch.setenv("TORPOR_FIRECRACKER", str(tmp_path / "none"))
     choice = choose_driver(home)
     assert (choice.driver.name, "which is no program" in choice.reason) == ("qemu", True)
-    monkeypatch.setattr(kvm, "look", lambda: kvm.Kvm(False, "/dev/kvm does not exist"))
-    choice = choose_driver(home)
-    assert (choice.driver.name, "which is no program" in choice.reason) == ("qemu", True)
+    monkeypatch.delenv("TORPOR_FIRECRACKER")
+    with monkeypatch.context() as bare:
+        bare.setattr(shutil, "which", lambda *_, **__: None)
+        choice = choose_driver(home)
+    assert choice.reason.endswith("is not installed; run: sudo torpor host setup")
     monkeypatch.setenv("TORPOR_FIRECRACKER", str(_program(tmp_path / "old", "1.11.9")))
     choice = choose_driver(home)
     assert (choice.driver.name, "is version 1.11.9; 1.12 or newer" in choice.reason) == (
         "qemu",
         True,
     )
-    monkeypatch.setenv("TORPOR_FIRECRACKER", str(_program(tmp_path / "new", "1.13.0")))
+    monkeypatch.setattr(kvm, "look", lambda: kvm.Kvm(False, "/dev/kvm does not exist"))
     choice = choose_driver(home)
     assert (choice.driver.name, "/dev/kvm does not exist" in choice.reason) == ("qemu", True)
+
+
+def test_a_kvm_that_this_user_may_not_open_is_said_with_what_is_taken_instead(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reason = "/dev/kvm exists, but this user may not open it"
+    monkeypatch.setattr(
+        kvm, "look", lambda *_: kvm.Kvm(False, reason, "sudo usermod -aG kvm $USER")
+    )
+    choice = choose_driver(home)
+    assert (choice.driver.name, reason in choice.reason) == ("qemu", True)
+    found = asyncio.run(choice.driver.probe())
+    assert (found.accel, reason in found.reason) == ("tcg", True)
 
 
 def test_without_root_it_is_qemu_as_machines_have_a_network_by_default(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(network, "offered", lambda: frozenset({"none"}))
+    monkeypatch.setattr(network, "offered", _offered)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
     choice = choose_driver(home)
     assert (choice.driver.name, "root" in choice.reason) == ("qemu", True)
+
+
+def test_without_the_tools_of_a_network_it_is_qemu_and_said_what_to_install(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network, "offered", _offered)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(
+        network, "_tool", lambda name: None if name == "nft" else f"/usr/bin/{name}"
+    )
+    choice = choose_driver(home)
+    assert choice.driver.name == "qemu"
+    assert choice.reason.endswith("sudo apt-get install nftables")
+    monkeypatch.setattr(network, "_tool", lambda name: f"/usr/bin/{name}")
+    assert choose_driver(home).driver.name == "firecracker"
 
 
 def test_a_home_keeps_the_driver_that_it_began_with(

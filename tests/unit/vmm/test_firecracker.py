@@ -19,7 +19,8 @@ from torpor.base import proc
 from torpor.errors import HostNotReady, InsufficientResources, VmmFailed
 from torpor.layers.ram import PAGE, RamLayerWriter, compose
 from torpor.vmm import kvm
-from torpor.vmm.firecracker import clock, disks, host, kernel, network
+from torpor.vmm.base import Disk, MachineSpec
+from torpor.vmm.firecracker import FirecrackerDriver, clock, disks, host, kernel, network
 from torpor.vmm.firecracker.api import Api, Refused
 from torpor.vmm.firecracker.machine import FirecrackerMachine
 from torpor.vmm.firecracker.memory import add_changed
@@ -308,6 +309,53 @@ def test_firecracker_needs_a_kvm_that_is_real(
     monkeypatch.setattr(kvm, "look", lambda: found)
     with pytest.raises(HostNotReady, match=words):
         asyncio.run(host.find_firecracker())
+
+
+def test_a_firecracker_that_is_missing_is_named_with_the_fix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TORPOR_FIRECRACKER", raising=False)
+    with monkeypatch.context() as bare:
+        bare.setattr(shutil, "which", lambda *_, **__: None)
+        with pytest.raises(HostNotReady, match="Firecracker is not installed") as caught:
+            asyncio.run(host.find_firecracker())
+    assert "torpor host setup" in str(caught.value.hint)
+    broken = tmp_path / "broken"
+    broken.write_bytes(b"\x7fELF of another machine")
+    broken.chmod(0o755)
+    monkeypatch.setenv("TORPOR_FIRECRACKER", str(broken))
+    support = asyncio.run(host.probe())
+    assert not support.usable
+    assert "is no Firecracker that runs here" in support.reason
+
+
+def test_a_kvm_that_we_may_not_open_is_told_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORPOR_FIRECRACKER", str(_program(tmp_path / "fc", "Firecracker v1.12.1")))
+    device, modules, folder = tmp_path / "kvm", tmp_path / "module", tmp_path / "sbx_one"
+    device.touch()
+    (modules / "kvm_amd").mkdir(parents=True)
+    folder.mkdir()
+    opened = os.access
+    monkeypatch.setattr(
+        os, "access", lambda path, mode: Path(path) != device and opened(path, mode)
+    )
+    found = kvm.look(modules, device)
+    monkeypatch.setattr(kvm, "look", lambda: found)
+    spec = MachineSpec(
+        vcpus=1,
+        ram_mib=128,
+        network="none",
+        kernel=tmp_path / "none",
+        initrd=tmp_path / "none",
+        cmdline="",
+        disk=Disk((), tmp_path / "none"),
+    )
+    with pytest.raises(HostNotReady, match="this user may not open it") as caught:
+        asyncio.run(FirecrackerDriver().start(folder, spec))
+    assert "usermod -aG kvm" in str(caught.value.hint)
+    assert not list(folder.iterdir())
 
 
 def test_a_resolver_that_only_the_host_reaches_is_not_given_to_guests(tmp_path: Path) -> None:

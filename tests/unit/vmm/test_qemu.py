@@ -121,6 +121,16 @@ def test_kvm_is_used_only_where_it_is_real(
     assert str(tmp_path / "kvm") in reason
 
 
+def test_a_kvm_that_this_user_may_not_open_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "module/kvm_amd").mkdir(parents=True)
+    (tmp_path / "kvm").touch()
+    monkeypatch.setattr("os.access", lambda path, _: Path(path) != tmp_path / "kvm")
+    accel, reason = host.choose_accel(tmp_path / "module", tmp_path / "kvm")
+    assert (accel, "this user may not open it" in reason) == ("tcg", True)
+
+
 def test_the_user_may_choose_the_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORPOR_ACCEL", "tcg")
     assert host.choose_accel()[0] == "tcg"

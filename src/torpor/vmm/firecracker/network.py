@@ -49,10 +49,19 @@ _GATED = 'echo >"$1"; read -r go <"$2" && shift 2 && exec "$@" </dev/null'
 
 
 def offered() -> frozenset[str]:
-    """Return the networks that machines can have here: without root there is no way out."""
-    if os.geteuid() != 0 or any(_tool(name) is None for name in _TOOLS):
-        return frozenset({"none"})
-    return frozenset({"none", "user"})
+    """Return the networks that machines can have here."""
+    return frozenset({"none", "user"} if no_way_out() is None else {"none"})
+
+
+def no_way_out() -> str | None:
+    """Return why machines can reach no network here; None: they can."""
+    if os.geteuid() != 0:
+        return "machines of Firecracker reach a network only where the daemon is root"
+    missing = sorted({package for name, package in _TOOLS.items() if _tool(name) is None})
+    if missing:
+        packages = " ".join(missing)
+        return f"machines of Firecracker reach no network without: sudo apt-get install {packages}"
+    return None
 
 
 def check() -> None:
