@@ -48,7 +48,7 @@ def cold_boot(rig: Rig) -> Iterator[Figure]:
         unit="ms",
         ours=Series.of(ours),
         beside=Series.of(bare),
-        beside_what="QEMU boots the same disk",
+        beside_what=f"{rig.floor.vmm} boots the same disk",
     )
 
 

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from torpor.base.fsio import write_atomic
 from torpor.base.home import Home
 from torpor.base.ids import new_id
 from torpor.base.proc import ProcessId
@@ -30,6 +31,7 @@ from torpor.layers.store import LayerStore
 from torpor.model import SandboxId, SnapshotId, TemplateInfo
 from torpor.sdk.client import Client
 from torpor.sdk.daemon import ensure_daemon
+from torpor.sdk.loop import loop_thread
 from torpor.sdk.sync_sandbox import Sandbox
 
 _SNAPSHOTS_EACH = 4
@@ -143,13 +145,13 @@ def _place(rig: Rig, name: str) -> Iterator[_Place]:
     home = Home(rig.folder / name)
     try:
         home.prepare()
+        write_atomic(home.driver, f"{rig.driver.name}\n".encode())
         _bring_template(rig.home, home, rig.template)
         yield _Place(home, Client(home=home.root))
     finally:
         _end_daemon(home)
-        for process in _processes(home, b"qemu-system"):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGKILL)
+        for folder in home.sandboxes.glob("sbx_*"):
+            loop_thread.run(rig.driver.sweep(folder))
         shutil.rmtree(home.root, ignore_errors=True)
 
 

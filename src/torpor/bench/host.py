@@ -10,6 +10,7 @@ from pathlib import Path
 from torpor.base.fsio import can_reflink
 from torpor.base.home import Home
 from torpor.base.units import MIB
+from torpor.bench.emulation import emulated_host
 from torpor.vmm.base import HostSupport
 
 _BUSY_SHARE = 0.5
@@ -24,6 +25,8 @@ class HostFacts:
     accel_reason: str
     driver: str
     driver_version: str
+    emulation: str | None
+    """Why the times are those of an emulator, in words; None: they are not."""
     cpu: str
     cores: int
     memory_mib: int
@@ -35,8 +38,13 @@ class HostFacts:
 
     @property
     def emulated(self) -> bool:
-        """Whether guests run without hardware virtualisation."""
-        return self.accel == "tcg"
+        """Whether the guest's CPU is emulated, or that of this host."""
+        return self.emulation is not None
+
+    @property
+    def is_for_goals(self) -> bool:
+        """Whether the goals for KVM and Firecracker are judged here."""
+        return not self.emulated and (self.accel, self.driver) == ("kvm", "firecracker")
 
 
 def facts(found: HostSupport, home: Home) -> HostFacts:
@@ -46,6 +54,7 @@ def facts(found: HostSupport, home: Home) -> HostFacts:
         accel_reason=found.reason,
         driver=found.driver,
         driver_version=found.version or "unknown",
+        emulation=_emulation(found),
         cpu=_cpu(),
         cores=len(os.sched_getaffinity(0)),
         memory_mib=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // MIB,
@@ -54,6 +63,12 @@ def facts(found: HostSupport, home: Home) -> HostFacts:
         filesystem=filesystem_of(home.root),
         reflink=can_reflink(home.tmp),
     )
+
+
+def _emulation(found: HostSupport) -> str | None:
+    if found.accel == "tcg":
+        return "the guest's CPU is translated; what runs in the guest is 10 to 30 times faster with KVM"
+    return emulated_host()
 
 
 def load() -> tuple[float, float, float]:

@@ -40,7 +40,7 @@ def idle_forks(rig: Rig) -> Iterator[Figure]:
         what="of that, the guest's own memory",
         unit="MiB",
         ours=Series.of(guest),
-        note="PSS of the mapping of the RAM image; the rest is QEMU and, emulated, translated code",
+        note="PSS of the mapping of the RAM image; the rest is the VMM and, emulated, translated code",
     )
 
 

@@ -19,9 +19,11 @@ def pause(rig: Rig, points: list[PausePoint]) -> Iterator[Figure]:
     """The pause against changed memory, beside one copy of the very same pages by hand.
 
     Each point is a fresh machine with so many MiB of random bytes written to tmpfs. Its changed pages are
-    copied by hand while it is paused, before the snapshot or, every second time, after it.
+    copied by hand while it is paused, before the snapshot or, every second time, after it. What is written is at most
+    half of the machine's memory.
     """
-    for mib in rig.times_of((8, 64, 256), (8, 32)):
+    sizes = rig.times_of((8, 64, 256), (8, 32))
+    for mib in (size for size in sizes if size <= rig.template.ram_mib // 2):
         found = [_pause_once(rig, mib, hand_first=n % 2 == 0) for n in range(rig.times(4, 1))]
         points += found
         copies = [point.copy_ms for point in found if point.copy_ms is not None]

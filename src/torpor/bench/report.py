@@ -1,4 +1,4 @@
-"""A run's result as a table for people and as JSON for programs."""
+"""A run's result as tables for people and as JSON for programs."""
 
 from __future__ import annotations
 
@@ -6,9 +6,19 @@ from dataclasses import asdict
 from typing import Any
 
 from torpor.bench.figures import Figure, Series, Unit
+from torpor.bench.published import YARDSTICKS, Yardstick
 from torpor.bench.run import Report
 
 COLUMNS = ("FIGURE", "TORPOR", "P99", "N", "BESIDE", "P99", "N", "RATIO", "GOAL", "BESIDE WHAT")
+
+OTHERS_COLUMNS = (
+    "FIGURE",
+    "TORPOR",
+    "P99",
+    "N",
+    "GOAL (KVM, FIRECRACKER)",
+    "PUBLISHED BY OTHERS",
+)
 
 FORMAT = 1
 
@@ -16,6 +26,23 @@ FORMAT = 1
 def rows(report: Report) -> list[tuple[str, ...]]:
     """Return one row a figure, for `COLUMNS`."""
     return [_row(figure) for figure in report.figures]
+
+
+def others_rows(report: Report) -> list[tuple[str, ...]]:
+    """Return the figures that have a goal for KVM and Firecracker, or that others published too, for `OTHERS_COLUMNS`."""
+    found = {figure.name: figure for figure in report.figures}
+    return [
+        (
+            found[name].what,
+            *_cells(found[name].ours, found[name].unit),
+            "-"
+            if stick.goal is None
+            else f"{stick.goal.words('≤ ')}: {_WORDS[_met(report, found[name])]}",
+            "-" if stick.published is None else stick.published.words(),
+        )
+        for name, stick in YARDSTICKS.items()
+        if name in found
+    ]
 
 
 def notes(report: Report) -> list[str]:
@@ -28,8 +55,14 @@ def notes(report: Report) -> list[str]:
         f"load average before {_load(report.load_before)}, after {_load(report.load_after)}",
     ]
     if host.emulated:
+        found.append(f"EMULATED: {host.emulation}")
+    if others_rows(report):
         found.append(
-            "EMULATED: the guest's CPU is translated; what runs in the guest is 10 to 30 times faster with KVM"
+            "PUBLISHED: what others published is from their hosts and machines and was not measured here"
+        )
+    if others_rows(report) and not host.is_for_goals:
+        found.append(
+            "NOT JUDGED: the goals for KVM and Firecracker are judged where both are, on a host that is not emulated"
         )
     if report.busy:
         found.append("BUSY: others used this machine; the numbers are not its best")
@@ -52,7 +85,7 @@ def to_json(report: Report) -> dict[str, Any]:
         "busy": report.busy,
         "load_before": report.load_before,
         "load_after": report.load_after,
-        "figures": [_figure(figure) for figure in report.figures],
+        "figures": [_figure(figure) | _others(report, figure) for figure in report.figures],
         "pauses": [asdict(point) for point in report.pauses],
         "missed": [asdict(missed) for missed in report.missed],
     }
@@ -66,14 +99,16 @@ def number(value: float, unit: Unit) -> str:
     return f"{value:.{digits}f} {unit}"
 
 
+_WORDS = {True: "met", False: "missed", None: "not judged"}
+
+
 def _row(figure: Figure) -> tuple[str, ...]:
     beside = ("-", "-", "-")
     if figure.beside is not None:
         beside = _cells(figure.beside, figure.unit)
     goal = "-"
     if figure.goal is not None:
-        verdict = {True: "met", False: "missed", None: "not judged"}[figure.met]
-        goal = f"{figure.goal.words(figure.unit)}: {verdict}"
+        goal = f"{figure.goal.words(figure.unit)}: {_WORDS[figure.met]}"
     ratio = "-" if figure.ratio is None else f"{figure.ratio:.2f}"
     return (
         figure.what,
@@ -102,6 +137,25 @@ def _figure(figure: Figure) -> dict[str, Any]:
         "met": figure.met,
         "note": figure.note or None,
     }
+
+
+def _others(report: Report, figure: Figure) -> dict[str, Any]:
+    """Return what a figure is held against that was not measured here."""
+    stick = YARDSTICKS.get(figure.name, Yardstick())
+    return {
+        "kvm_goal": None
+        if stick.goal is None
+        else asdict(stick.goal) | {"met": _met(report, figure)},
+        "published_by_others": None if stick.published is None else asdict(stick.published),
+    }
+
+
+def _met(report: Report, figure: Figure) -> bool | None:
+    """Return whether a figure's goal for KVM and Firecracker is met; None where that is not judged."""
+    goal = YARDSTICKS[figure.name].goal
+    if goal is None or report.quick or not report.host.is_for_goals:
+        return None
+    return goal.met(figure.ours)
 
 
 def _series(series: Series) -> dict[str, Any]:

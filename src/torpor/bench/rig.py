@@ -13,12 +13,17 @@ from torpor.base.fsio import make_private_dir, read_json
 from torpor.base.home import Home
 from torpor.base.ids import new_id
 from torpor.bench.floor import Floor
-from torpor.errors import Conflict, InvalidRequest, NotFound, TorporError
+from torpor.bench.floor_firecracker import FirecrackerFloor
+from torpor.bench.floor_qemu import QemuFloor
+from torpor.errors import Conflict, HostNotReady, InvalidRequest, NotFound, TorporError
 from torpor.model import TemplateInfo
 from torpor.sdk.client import Client
 from torpor.sdk.sync_sandbox import Sandbox
 from torpor.sdk.sync_snapshots import Snapshot
+from torpor.vmm.base import Driver
 
+FLOORS: dict[str, type[Floor]] = {"qemu": QemuFloor, "firecracker": FirecrackerFloor}
+"""By the driver's name."""
 _LOOKS_MOST = 20
 _LOOK_AGAIN_S = 0.5
 _TTL_SECONDS = 4 * 3600
@@ -29,9 +34,17 @@ class Rig:
     """One home, its daemon and the floor beside it; on leaving the context all that was made is gone."""
 
     def __init__(
-        self, home: Home, template: TemplateInfo, *, quick: bool, say: Callable[[str], None]
+        self,
+        home: Home,
+        template: TemplateInfo,
+        driver: Driver,
+        *,
+        quick: bool,
+        say: Callable[[str], None],
     ) -> None:
         self.home = home
+        self.driver = driver
+        """That of the floor's machines, and of the daemon's."""
         self.template = template
         self.quick = quick
         self.say = say
@@ -44,7 +57,7 @@ class Rig:
     def __enter__(self) -> Rig:
         make_private_dir(self.folder, mode=0o711)
         self.folder.chmod(0o711)
-        self.floor = Floor(self.home, self.folder)
+        self.floor = FLOORS[self.driver.name](self.home, self.folder)
         return self
 
     def __exit__(self, *failure: object) -> None:
@@ -85,14 +98,25 @@ class Rig:
     # ---- Torpor's machines ----
 
     def create(self, **options: Any) -> Sandbox:
-        """Make a sandbox of the template."""
-        return Sandbox.create(
+        """Make a sandbox of the template.
+
+        Raises:
+            HostNotReady: the daemon's machines have another driver than the floor's.
+        """
+        made = Sandbox.create(
             self.template.name,
             ttl_seconds=_TTL_SECONDS,
             metadata=self._mark,
             client=self.client,
             **options,
         )
+        if made.info.driver != self.driver.name:
+            raise HostNotReady(
+                f"the daemon of {self.home.root} makes machines of {made.info.driver}; "
+                f"this command would set them beside {self.driver.name}",
+                hint="let both have the same TORPOR_DRIVER, TORPOR_ACCEL and TORPOR_FIRECRACKER",
+            )
+        return made
 
     def restore(self, snapshot: Snapshot) -> Sandbox:
         """Make a sandbox from a snapshot."""

@@ -14,7 +14,7 @@ from torpor.bench.rig import Rig
 from torpor.errors import HostNotReady, InvalidRequest, TorporError
 from torpor.model import TemplateInfo
 from torpor.sdk.loop import loop_thread
-from torpor.vmm.qemu import QemuDriver
+from torpor.vmm.choose import choose_driver
 
 GROUPS: dict[str, str] = {
     "boot": "cold boot",
@@ -78,7 +78,8 @@ def run(
     Raises:
         HostNotReady: no machine can run here.
     """
-    found = loop_thread.run(QemuDriver().probe())
+    driver = choose_driver(home).driver
+    found = loop_thread.run(driver.probe())
     if not found.usable:
         raise HostNotReady(found.reason, hint=found.fix)
     before = host.load()
@@ -96,8 +97,8 @@ def run(
             "these numbers are not this machine's best"
         )
     if facts.emulated:
-        say(f"note: emulated, {facts.accel_reason}")
-    with Rig(home, template, quick=quick, say=say) as rig:
+        say(f"note: EMULATED: {facts.emulation}")
+    with Rig(home, template, driver, quick=quick, say=say) as rig:
         for name in groups:
             say(f"{GROUPS[name]} ...")
             try:

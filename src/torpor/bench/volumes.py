@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -11,16 +11,21 @@ from torpor.base.ids import new_id
 from torpor.base.units import GIB
 from torpor.bench.channel import took
 from torpor.bench.figures import Figure, Series
-from torpor.bench.floor import Floor, FloorMachine, run
+from torpor.bench.floor import run
+from torpor.bench.floor_qemu import QemuFloor, QemuFloorMachine
+from torpor.bench.qmp import Qmp
 from torpor.bench.rig import Rig, root
 from torpor.errors import NotFound
 from torpor.guest.client import GuestClient
 from torpor.sdk.loop import loop_thread
 from torpor.sdk.sync_sandbox import Sandbox
+from torpor.sdk.sync_snapshots import Snapshot
 from torpor.sdk.sync_volumes import Volume
 from torpor.vmm.base import VolumeDisk
 from torpor.vmm.qemu import QemuDriver, command
 
+_Acts = Iterator[tuple[str, float]]
+"""What was done, and how many milliseconds it took."""
 _PATH: Final = "/mnt/bench"
 _SLOT: Final = 1
 _FROZEN_S: Final = 30.0
@@ -58,20 +63,13 @@ def attach_to_detach(rig: Rig) -> Iterator[Figure]:
     with rig.sandbox() as sandbox:
         snapshot = sandbox.snapshot()
         rig.drop(rig.restore(snapshot))  # makes the RAM image
-        with (
-            _volume(rig, sandbox) as volume,
-            rig.floor.restored(snapshot.id) as machine,
-            machine.renewed() as agent,
-        ):
+        with _volume(rig, sandbox) as volume, _hands(rig, snapshot) as by_hand:
             for round_ in range(1 + rig.times(10, 2)):
-                for found, values in (
-                    (_by_torpor(sandbox, volume), ours),
-                    (
-                        _by_hand(_Hand(rig.floor, machine, agent, rig.folder / f"volume{round_}")),
-                        bare,
-                    ),
-                ):
-                    for name, ms in found:
+                found = [(_by_torpor(sandbox, volume), ours)]
+                if by_hand is not None:
+                    found.append((by_hand(rig.folder / f"volume{round_}"), bare))
+                for acts, values in found:
+                    for name, ms in acts:
                         if round_:
                             values[name].append(ms)
     for name, (what, beside) in _ACTS.items():
@@ -80,9 +78,22 @@ def attach_to_detach(rig: Rig) -> Iterator[Figure]:
             what=what,
             unit="ms",
             ours=Series.of(ours[name]),
-            beside=Series.of(bare[name]),
-            beside_what=beside,
+            beside=Series.of(bare[name]) if bare[name] else None,
+            beside_what=beside if bare[name] else "",
         )
+
+
+@contextlib.contextmanager
+def _hands(rig: Rig, snapshot: Snapshot) -> Iterator[Callable[[Path], _Acts] | None]:
+    """Enter with what does a round by hand; None where that is done with QEMU only."""
+    floor = rig.floor
+    if not isinstance(floor, QemuFloor):
+        yield None
+        return
+    with floor.restored(snapshot.id) as machine, machine.renewed() as agent:
+        assert isinstance(machine, QemuFloorMachine)
+        qmp = machine.qmp
+        yield lambda folder: _by_hand(_Hand(floor, qmp, agent, folder))
 
 
 @contextlib.contextmanager
@@ -100,7 +111,7 @@ def _volume(rig: Rig, sandbox: Sandbox) -> Iterator[Volume]:
         volume.delete(snapshots=True)
 
 
-def _by_torpor(sandbox: Sandbox, volume: Volume) -> Iterator[tuple[str, float]]:
+def _by_torpor(sandbox: Sandbox, volume: Volume) -> _Acts:
     """One round; yields what was done and how many milliseconds it took."""
     yield "attach", took(lambda: sandbox.attach_volume(volume.name, _PATH))
     root(sandbox, _WRITE)
@@ -114,7 +125,7 @@ def _by_torpor(sandbox: Sandbox, volume: Volume) -> Iterator[tuple[str, float]]:
     Volume.get(f"{volume.name}-idle", client=volume.client).delete()
 
 
-def _by_hand(hand: _Hand) -> Iterator[tuple[str, float]]:
+def _by_hand(hand: _Hand) -> _Acts:
     """The same round without Torpor: files, QMP commands and calls of the agent alone."""
     yield "attach", took(hand.attach)
     run(hand.agent, _WRITE)
@@ -128,12 +139,10 @@ def _by_hand(hand: _Hand) -> Iterator[tuple[str, float]]:
 class _Hand:
     """A volume of a machine that was started by hand; each attach finds a new one, made beforehand."""
 
-    def __init__(
-        self, floor: Floor, machine: FloorMachine, agent: GuestClient, folder: Path
-    ) -> None:
+    def __init__(self, floor: QemuFloor, qmp: Qmp, agent: GuestClient, folder: Path) -> None:
         self.agent = agent
         self._floor = floor
-        self._qmp = machine.qmp
+        self._qmp = qmp
         self._folder = folder
         self._active = folder / f"{new_id('lyr')}.qcow2"
         self._nodes = [command.volume_node(_SLOT, self._active)]

@@ -38,13 +38,20 @@ def bench(
     ] = "base",
     as_json: AsJson = False,
 ) -> None:
-    """Measure Torpor beside the bare floor: the same QEMU with the same files, started by hand.
+    """Measure Torpor beside the bare floor: the same QEMU or Firecracker with the same files, started by hand.
 
     It takes some minutes and makes sandboxes of its own, which are gone afterwards, also after Ctrl-C.
     Measure on a machine that does nothing else.
     """
     from torpor.base.home import Home
-    from torpor.bench.report import COLUMNS, notes, rows, to_json
+    from torpor.bench.report import (
+        COLUMNS,
+        OTHERS_COLUMNS,
+        notes,
+        others_rows,
+        rows,
+        to_json,
+    )
     from torpor.bench.run import choose, run
 
     groups = choose(only)
@@ -59,6 +66,9 @@ def bench(
         print_json(to_json(report))
     else:
         print_table(COLUMNS, rows(report), empty="nothing was measured")
+        if others := others_rows(report):
+            print()
+            print_table(OTHERS_COLUMNS, others, empty="")
         print()
         for note in notes(report):
             print(note)

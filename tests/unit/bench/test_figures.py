@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from torpor.bench.figures import Figure, Goal, GoalKind, Missed, Series
 from torpor.bench.host import HostFacts
-from torpor.bench.report import COLUMNS, notes, number, rows, to_json
+from torpor.bench.report import (
+    COLUMNS,
+    OTHERS_COLUMNS,
+    notes,
+    number,
+    others_rows,
+    rows,
+    to_json,
+)
 from torpor.bench.run import GROUPS, Report, choose
 from torpor.errors import InvalidRequest
 
@@ -25,12 +35,13 @@ def _figure(ours: float, beside: float | None, goal: Goal | None = None) -> Figu
     )
 
 
-def _report(*figures: Figure) -> Report:
+def _report(*figures: Figure, **host_is: Any) -> Report:
     host = HostFacts(
         accel="tcg",
         accel_reason="asked for",
         driver="qemu",
         driver_version="10.0.2",
+        emulation="its CPU is translated",
         cpu="a CPU",
         cores=2,
         memory_mib=4096,
@@ -39,6 +50,7 @@ def _report(*figures: Figure) -> Report:
         filesystem="ext4",
         reflink=False,
     )
+    host = replace(host, **host_is)
     return Report(
         host=host,
         template="base",
@@ -99,6 +111,58 @@ def test_the_notes_mark_what_is_no_fair_number() -> None:
     text = "\n".join(notes(_report()))
     for word in ("EMULATED", "BUSY", "QUICK", "no disk", "qemu 10.0.2", "3.0"):
         assert word in text
+
+
+_REAL = {"accel": "kvm", "driver": "firecracker", "emulation": None}
+
+
+def _timed(name: str, *values: float) -> Figure:
+    return Figure(name=name, what=name, unit="ms", ours=Series.of(values))
+
+
+@pytest.mark.parametrize(
+    ("figure", "met"),
+    [
+        (_timed("create.exec", 80, 90, 150), True),
+        (_timed("create.exec", 80, 90, 151), False),
+        (_timed("create.exec", 91, 91, 91), False),
+        (_timed("restore.running", 25), True),
+        (_timed("restore.running", 26), False),
+        (_timed("fork.live", 101), False),
+        (_timed("fork.many.live", 500), True),
+    ],
+)
+def test_the_goals_for_kvm_and_firecracker_are_judged_on_such_a_host_only(
+    figure: Figure, met: bool
+) -> None:
+    report = replace(_report(figure, **_REAL), quick=False)
+    (row,) = others_rows(report)
+    assert len(row) == len(OTHERS_COLUMNS)
+    assert row[4].endswith("ms: met" if met else "ms: missed")
+    assert "NOT JUDGED" not in "\n".join(notes(report))
+    assert to_json(report)["figures"][0]["kvm_goal"]["met"] is met
+    for other in (
+        replace(_report(figure, **_REAL | {"emulation": "its CPU is a play"}), quick=False),
+        replace(_report(figure, **_REAL | {"driver": "qemu"}), quick=False),
+        _report(figure, **_REAL),  # quick
+    ):
+        assert others_rows(other)[0][4].endswith("ms: not judged")
+        assert to_json(other)["figures"][0]["kvm_goal"]["met"] is None
+
+
+def test_what_others_published_is_marked_as_such() -> None:
+    report = _report(_timed("create.exec", 1), _timed("fork.live", 1), _timed("exec.true", 1))
+    assert [row[5] for row in others_rows(report)] == ["p50 179 ms, p99 203 ms", "400 to 750 ms"]
+    assert "PUBLISHED" in OTHERS_COLUMNS[5]
+    text = "\n".join(notes(report))
+    assert "PUBLISHED: what others published" in text
+    assert "NOT JUDGED" in text
+    found = [one["published_by_others"] for one in to_json(report)["figures"]]
+    assert found[0] == {"p50": 179, "p99": 203, "least": None, "most": None}
+    assert found[2] is None
+    quiet = _report(_timed("exec.true", 1))
+    assert others_rows(quiet) == []
+    assert "PUBLISHED" not in "\n".join(notes(quiet))
 
 
 def test_the_json_holds_every_value() -> None:
