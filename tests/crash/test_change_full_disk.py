@@ -39,7 +39,7 @@ def test_a_change_waits_for_room(
                 box = await stage.sandbox()
                 begun = await stage.change(
                     box.id,
-                    command="mark one; sleep 1",
+                    command=f"mark one; sleep {3 if state is S.CHANGING else 0}",
                     target="two",
                     probation_seconds=600,
                     interval_seconds=1,
