@@ -63,6 +63,15 @@ def check_passable(folder: Path) -> None:
             )
 
 
+def kvm_is_closed(device: Path = Path("/dev/kvm")) -> bool:
+    """Return whether the users that machines run as may not open it, though we may. Blocks."""
+    if os.geteuid() != 0:
+        return False
+    mode = device.stat().st_mode
+    has_group = bool(_kvm_group(device)) and mode & 0o060 == 0o060
+    return not has_group and mode & 0o006 != 0o006
+
+
 def _kvm_group(device: Path = Path("/dev/kvm")) -> tuple[int, ...]:
     """Return the group that may use KVM; never root's, which would open far more than that to a VMM."""
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import tempfile
 from pathlib import Path
 
@@ -116,6 +117,7 @@ def test_kvm_is_used_only_where_it_is_real(
         (tmp_path / "module" / module).mkdir(parents=True)
     if device:
         (tmp_path / "kvm").touch()
+        (tmp_path / "kvm").chmod(0o666)
     accel, reason = host.choose_accel(tmp_path / "module", tmp_path / "kvm")
     assert accel == want
     assert str(tmp_path / "kvm") in reason
@@ -129,6 +131,33 @@ def test_a_kvm_that_this_user_may_not_open_is_not_used(
     monkeypatch.setattr("os.access", lambda path, _: Path(path) != tmp_path / "kvm")
     accel, reason = host.choose_accel(tmp_path / "module", tmp_path / "kvm")
     assert (accel, "this user may not open it" in reason) == ("tcg", True)
+
+
+@pytest.mark.parametrize(
+    ("mode", "group", "want"),
+    [
+        (0o666, 0, "kvm"),
+        (0o600, 0, "tcg"),
+        (0o660, 0, "tcg"),
+        (0o660, 104, "kvm"),
+        (0o640, 104, "tcg"),
+    ],
+)
+def test_as_root_kvm_has_to_be_open_to_the_users_of_machines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, group: int, want: str
+) -> None:
+    (tmp_path / "module/kvm_amd").mkdir(parents=True)
+    device = tmp_path / "kvm"
+    device.touch()
+    device.chmod(mode)
+    monkeypatch.setattr("torpor.vmm.confine._kvm_group", lambda _: (group,) if group else ())
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(os, "access", lambda *_: True)
+    accel, reason = host.choose_accel(tmp_path / "module", device)
+    assert accel == want
+    assert ("chgrp kvm" in reason) is (want == "tcg")
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert host.choose_accel(tmp_path / "module", device)[0] == "kvm", "machines run as we do"
 
 
 def test_the_user_may_choose_the_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from typing import Literal
 
 from torpor.base.proc import run
 from torpor.errors import HostNotReady, InvalidRequest, TorporError
-from torpor.vmm import kvm
+from torpor.vmm import confine, kvm
 from torpor.vmm.base import HostSupport
 
 MINIMUM = (8, 2)
@@ -103,6 +103,9 @@ def choose_accel(
             f"TORPOR_ACCEL is {wish!r}", hint="set it to auto, kvm or tcg, or unset it"
         )
     found = kvm.look(sys_module, device)
+    if found.is_real and confine.kvm_is_closed(device):
+        reason = f"{device} is closed to the users that machines run as"
+        return "tcg", f"{reason} (sudo chgrp kvm {device}; sudo chmod 0660 {device}): emulation"
     return ("kvm", found.reason) if found.is_real else ("tcg", f"{found.reason}: emulation")
 
 
