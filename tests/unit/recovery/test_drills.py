@@ -17,10 +17,17 @@ from torpor.base.home import Home
 from torpor.base.ids import new_id
 from torpor.db.database import Database
 from torpor.db.drills import DrillRow, DrillRows
-from torpor.errors import GuestUnreachable, InvalidRequest, NotFound, TorporError, VmmFailed
+from torpor.errors import (
+    GuestUnreachable,
+    InsufficientResources,
+    InvalidRequest,
+    NotFound,
+    TorporError,
+    VmmFailed,
+)
 from torpor.model import DRILL_MARK, SandboxFilter, SandboxId, SnapshotId, SnapshotInfo
 from torpor.model_drills import DrillId, DrillInfo, DrillSpec, Point, PointName, ScheduleInfo
-from torpor.recovery import dbos_setup
+from torpor.recovery import dbos_setup, durable
 from torpor.recovery.cron import check_schedule, next_time
 from torpor.recovery.drills import acts
 from torpor.recovery.drills.choose import choose
@@ -295,6 +302,31 @@ def test_a_daemon_that_dies_before_a_drill_is_written_down_holds_nothing(act: Ac
         await stage.restart()
         assert (await stage.engine.get_snapshot(taken.id)).protected == ()
         await stage.engine.delete_snapshot(taken.id)
+
+    act(scene)
+
+
+def test_a_drill_waits_for_room_on_the_disk(act: Act, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(durable, "_AGAIN_S", 0.05)
+
+    async def scene(stage: Stage) -> None:
+        rows, refused = stage.recovery.drills._rows, []
+        save = rows.save
+
+        def full(row: DrillRow) -> None:
+            if len(refused) < 3:
+                refused.append(row.info.step)
+                raise InsufficientResources("the disk is full")
+            save(row)
+
+        monkeypatch.setattr(rows, "save", full)
+        box = await stage.sandbox()
+        taken = await stage.engine.snapshot(box.id)
+        begun = await stage.recovery.drills.begin(taken.id, DrillSpec(boots=("cold",)))
+        info = await over(stage, begun)
+        assert info.verdict == "pass", info
+        assert refused == ["reading the snapshot's files"] * 3
+        assert (await stage.engine.get_snapshot(taken.id)).protected == ()
 
     act(scene)
 
