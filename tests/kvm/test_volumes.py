@@ -82,3 +82,29 @@ def test_one_writes_or_many_read(volume: Volume, fresh: Sandbox, kvm_home: Home)
         sh(fresh, "dmesg | grep -ci 'ext4-fs error\\|i/o error.*vd[b-g]\\|i/o error.*sd' || true")
         == "0\n"
     )
+
+
+def test_memory_and_volume_are_of_one_instant(volume: Volume, template: str) -> None:
+    with Sandbox.create(template=template, volumes={"/data": volume.name}) as one:
+        sh(one, "echo then > /data/file; echo then > /dev/shm/file")
+        snapshot = one.snapshot()
+        sh(one, "echo later > /data/file; echo later > /dev/shm/file; sync")
+        point = volume.snapshot(label="later")
+        with Sandbox.restore(snapshot.id) as there:
+            assert sh(there, "cat /data/file /dev/shm/file") == "then\nthen\n"
+            (clone,) = there.volumes()
+            assert clone.info.parent == volume.info.id
+            sh(there, "echo theirs > /data/file; sync")
+        assert sh(one, "cat /data/file") == "later\n"
+        one.hibernate()
+        assert sh(one, "cat /data/file; echo awake >> /data/file; sync") == "later\n"
+        one.rollback(snapshot.id)
+        assert sh(one, "cat /data/file /dev/shm/file; echo back > /data/back") == "then\nthen\n"
+        kept = next(s for s in volume.snapshots() if s.reason == "rollback")
+        for found, text in ((kept.id, "later\nawake\n"), (point.id, "later\n")):
+            old = volume.clone(f"v-{found[-6:]}", snapshot=found)
+            one.attach_volume(old.name, "/old")
+            assert sh(one, "cat /old/file") == text, "nothing is lost"
+            one.detach_volume("/old")
+        one.rollback(snapshot.id, volumes="detach")
+        assert sh(one, "cat /dev/shm/file; ls /data") == "then\n"
