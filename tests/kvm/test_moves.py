@@ -1,17 +1,21 @@
-"""A home whose driver is changed: memory waits for its own driver, disks go on with the other, cold, and that is said."""
+"""Where memory cannot go on: with another driver, another version of it or another CPU. Disks can, cold, and that is said."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 
 from tests.kvm.conftest import new_daemon
-from tests.kvm.traces import machines
+from tests.kvm.traces import machines, traces
 from tests.machines import end_daemon
 from torpor import Sandbox, Volume
 from torpor.base.home import Home
 from torpor.errors import SnapshotUnusable
+from torpor.layers.manifest import MANIFEST, read_manifest, to_json
+from torpor.layers.seal import seal
 from torpor.model import SandboxState
 
 Switch = Callable[[str], None]
@@ -50,12 +54,23 @@ def _note_in(volume: Volume, sandbox: Sandbox, word: str) -> list[str]:
     return found
 
 
+def _let_say(home: Home, snapshot_id: str, **said: str) -> None:
+    """Let a snapshot say that its memory was saved elsewhere, while no daemon serves the home."""
+    folder = home.snapshots / snapshot_id
+    manifest = read_manifest(folder)
+    changed = replace(manifest, info=replace(manifest.info, **said))
+    path = folder / MANIFEST
+    path.chmod(0o600)
+    path.write_text(json.dumps(to_json(changed)))
+    seal(path)
+
+
 def test_a_disk_moves_cold_and_memory_waits(
     fresh: Sandbox, volume: Volume, kvm_home: Home, driver: str, switch: Switch
 ) -> None:
     fresh.exec("echo disk > /root/kept; echo ram > /dev/shm/kept; sync", check=True)
     _note_in(volume, fresh, driver)
-    snapshot = fresh.snapshot()
+    snapshot, other = fresh.snapshot(), fresh.snapshot()
     fresh.hibernate()
     assert not machines(kvm_home)
     switch(OTHER[driver])
@@ -74,7 +89,16 @@ def test_a_disk_moves_cold_and_memory_waits(
             assert copy.exec("cat /root/kept").stdout == "moved\n"
         assert _note_in(volume, moved, OTHER[driver]) == [driver, OTHER[driver]]
         moved.hibernate()
+        end_daemon(kvm_home)
+        _let_say(kvm_home, snapshot.id, driver_version="0.0.1")
+        _let_say(kvm_home, other.id, cpu="a CPU of elsewhere")
         switch(driver)
+        before, known = traces(kvm_home), {one.id for one in Sandbox.list()}
+        for point, words in ((snapshot, "version was 0.0.1"), (other, "CPU was a CPU of")):
+            with pytest.raises(SnapshotUnusable, match=words) as caught:
+                Sandbox.restore(point.id)
+            assert "cold" in str(caught.value.hint)
+        assert (traces(kvm_home), {one.id for one in Sandbox.list()}) == (before, known)
         assert fresh.exec("cat /root/kept /dev/shm/kept").stdout == "disk\nram\n", "it slept on"
         assert _note_in(volume, fresh, "back") == [driver, OTHER[driver], "back"]
         with Sandbox.restore(there.id, allow_cold=True) as again:
