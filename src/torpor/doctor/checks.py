@@ -142,6 +142,10 @@ async def check_driver(home: Home, given: Driver | None) -> list[Check]:
             support.reason,
             None if fast else support.fix or advice,
         ),
+        *(
+            Check(wall.name, "ok" if wall.stands else "warn", wall.found, wall.why, wall.fix)
+            for wall in support.walls
+        ),
     ]
 
 

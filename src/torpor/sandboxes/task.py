@@ -428,6 +428,7 @@ class SandboxTask:
             await m.drop_guest()
             if self.info.state in WITH_MACHINE:
                 state, error = await asyncio.to_thread(verdict, self._parts, self.info)
+                await self._parts.driver.sweep(m.folder)  # what it had beside its process
                 await asyncio.to_thread(files.release_machine, m.folder)
                 await m.move(state, error=error)
             m.vmm = None

@@ -66,6 +66,18 @@ class SavedMachine:
 
 
 @dataclass(frozen=True, slots=True)
+class Wall:
+    """Something that holds a VMM whose guest broke out into it."""
+
+    name: str
+    stands: bool
+    found: str
+    why: str
+    fix: str | None = None
+    """What makes it stand."""
+
+
+@dataclass(frozen=True, slots=True)
 class HostSupport:
     """What a driver found on this host."""
 
@@ -83,6 +95,8 @@ class HostSupport:
     """Which machine the driver builds; RAM can only be restored into the same. Raised when a device is added."""
     networks: frozenset[str] = frozenset({"user", "none"})
     """The networks that its machines can have here."""
+    walls: tuple[Wall, ...] = ()
+    """What holds its machines here, and what does not."""
 
 
 class Vmm(Protocol):

@@ -18,7 +18,7 @@ from torpor.base.fsio import socket_name, write_json
 from torpor.base.proc import ProcessId
 from torpor.errors import DataDamaged, InsufficientResources, VmmFailed
 from torpor.layers.space import full_disk_told
-from torpor.vmm import launch
+from torpor.vmm import cgroup, launch
 from torpor.vmm.base import VOLUME_SLOTS, HostSupport, MachineSpec, SavedMachine
 from torpor.vmm.qemu import command, format, host, merge
 from torpor.vmm.qemu.machine import QemuMachine, agent_socket, qmp_socket
@@ -103,6 +103,7 @@ class QemuDriver:
                 extra_groups=user.groups if user else None,
             )
         try:
+            await asyncio.to_thread(_limit, folder, spec, process)
             record = {
                 "format": 1,
                 "driver": self.name,
@@ -115,7 +116,7 @@ class QemuDriver:
             if saved:
                 await machine.load(saved.device_state)
         except BaseException as exc:
-            await finish(process.kill(within_s=15.0), within_s=20.0)
+            await finish(self._ended(folder, process), within_s=40.0)
             if isinstance(exc, VmmFailed):
                 words = await asyncio.to_thread(self.last_words, folder)
                 kind = InsufficientResources if _SAYS_FULL in words else VmmFailed
@@ -142,21 +143,34 @@ class QemuDriver:
     async def sweep(self, folder: Path) -> None:
         """End every QEMU that belongs to `folder`, recorded in it or found by its name."""
         found = await asyncio.to_thread(launch.belonging, folder, b"qemu-system")
-        for identity in found:
-            await identity.kill(within_s=15.0)
+        await self._ended(folder, *found)
+
+    @staticmethod
+    async def _ended(folder: Path, *processes: ProcessId) -> None:
+        for process in processes:
+            await process.kill(within_s=15.0)
+        await asyncio.to_thread(cgroup.remove, folder)
 
     def console(self, folder: Path) -> Path:
         """Return the file with the machine's console output."""
         return folder / "vm" / "console.log"
 
     def last_words(self, folder: Path) -> str:
-        """Return the last lines of QEMU's own log. Blocks."""
-        return launch.tail(folder / "vmm.log", lines=12, limit_bytes=8192, harmless=(_HARMLESS,))
+        """Return the last lines of QEMU's own log, and what ended it if the kernel did. Blocks."""
+        log = launch.tail(folder / "vmm.log", lines=12, limit_bytes=8192, harmless=(_HARMLESS,))
+        return "\n".join(filter(None, (log, cgroup.killed_for_memory(folder))))
 
     async def _found(self) -> host.QemuHost:
         if self._host is None:
             self._host = await host.find_qemu()
         return self._host
+
+
+def _limit(folder: Path, spec: MachineSpec, process: ProcessId) -> None:
+    """Hold a QEMU that begins to its limits, where machines have some. Blocks."""
+    group = cgroup.make(folder, spec)
+    if group is not None:
+        group.take(process.pid)
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from typing import Literal
 
 from torpor.base.proc import run
 from torpor.errors import HostNotReady, InvalidRequest, TorporError
-from torpor.vmm import confine, kvm
+from torpor.vmm import cgroup, confine, kvm
 from torpor.vmm.base import HostSupport
 
 MINIMUM = (8, 2)
@@ -82,7 +82,17 @@ async def probe() -> HostSupport:
     except TorporError as exc:
         return HostSupport("qemu", False, None, None, None, exc.message, exc.hint)
     cpu = await asyncio.to_thread(cpu_identity, host.accel)
-    return HostSupport("qemu", True, host.version, host.accel, cpu, host.reason, machine=MACHINE)
+    limits = await asyncio.to_thread(cgroup.wall)
+    return HostSupport(
+        "qemu",
+        True,
+        host.version,
+        host.accel,
+        cpu,
+        host.reason,
+        machine=MACHINE,
+        walls=(limits,),
+    )
 
 
 def choose_accel(
