@@ -112,12 +112,12 @@ def _address() -> str:
 
 def test_deleted_it_is_gone(template: str, kvm_home: Home) -> None:
     sbx = Sandbox.create(template=template)
-    (pid,) = [pid for pid, line in machines(kvm_home).items() if sbx.id in line or _is_of(pid, sbx)]
+    (pid,) = [pid for pid in machines(kvm_home) if _is_of(pid, sbx, kvm_home)]
     sbx.delete()
     assert not Path(f"/proc/{pid}").exists()
     assert not (kvm_home.sandboxes / sbx.id).exists()
     assert sbx.refresh().state is SandboxState.DELETED
 
 
-def _is_of(pid: int, sandbox: Sandbox) -> bool:
-    return sandbox.id in str(Path(f"/proc/{pid}/cwd").readlink())
+def _is_of(pid: int, sandbox: Sandbox, kvm_home: Home) -> bool:
+    return Path(f"/proc/{pid}/cwd").samefile(kvm_home.sandboxes / sandbox.id / "vm")

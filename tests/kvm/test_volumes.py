@@ -41,7 +41,8 @@ def opened(home: Home) -> list[str]:
         for fd in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(FileNotFoundError):
                 target = fd.readlink()
-                if target.parent.name == "layers" and target.suffix in (".raw", ".qcow2"):
+                # in a jail it has another name
+                if target.parent.name in ("layers", "in") and target.suffix in (".raw", ".qcow2"):
                     found.append(target.stem)
     return sorted(found)
 

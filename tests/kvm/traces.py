@@ -27,17 +27,24 @@ def traces(home: Home) -> dict[str, frozenset[str]]:
 def machines(home: Home) -> dict[int, str]:
     """Return the VMMs that run in `home`: process number and command line."""
     found = {}
+    folders = {_identity(folder) for folder in home.sandboxes.glob("*/vm")}
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             place = (entry / "cwd").readlink()
+            is_inside = _identity(entry / "cwd") in folders  # which may be its root
             line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             program = Path((entry / "exe").readlink()).name
         except OSError:
             continue
-        below = place.is_relative_to(home.sandboxes) or str(home.sandboxes) in line
+        below = place.is_relative_to(home.sandboxes) or str(home.sandboxes) in line or is_inside
         if below and ("qemu-system" in program or "firecracker" in program):
             found[int(entry.name)] = line
     return found
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_dev, found.st_ino
 
 
 def _entered_namespaces() -> frozenset[str]:

@@ -65,7 +65,7 @@ def _build(work: Path) -> Path:
     (opt / "site").mkdir()
     (work / "wheel").mkdir()
     parts.install_packages(opt / "site")
-    parts.take_firecracker(opt / "firecracker", work / "wheel")
+    parts.take_firecracker(opt, work / "wheel")
     shutil.copy(HOST / "boot.sh", opt / "boot.sh")
     (opt / "boot.sh").chmod(0o755)
     out = work / "out"

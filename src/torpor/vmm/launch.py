@@ -30,7 +30,7 @@ def prepare(folder: Path, spec: MachineSpec) -> confine.User | None:
     user = confine.choose_user(folder.parent)
     if user is not None:
         if existing.st_uid != 0:  # a second start keeps the user of the first
-            user = confine.User(existing.st_uid, existing.st_gid, user.groups)
+            user = confine.User(existing.st_uid, existing.st_uid, user.groups)
         os.chown(inner, user.uid, user.gid)
     for written in (spec.disk.active, *(disk.active for disk in spec.volumes)):
         if written is not None:
@@ -88,17 +88,20 @@ def driver_in(record: dict[str, Any]) -> str:
 def belonging(folder: Path, mark: bytes) -> list[ProcessId]:
     """Return the processes of `folder`: the recorded one, and any whose argv has `mark` in it and that runs inside it.
 
-    The second kind exists when we died between starting a VMM and recording it. Blocks.
+    The second kind exists when we died between starting a VMM and recording it; the folder may be its root. Blocks.
     """
     found: set[ProcessId] = set()
     with contextlib.suppress(TorporError):
         record = read_record(folder)
         if record is not None and process_in(record).alive():
             found.add(process_in(record))
-    inside = str(folder / "vm")
+    try:
+        inside = (folder / "vm").stat()
+    except FileNotFoundError:
+        return sorted(found, key=lambda p: p.pid)
     for entry in Path("/proc").glob("[0-9]*"):
         try:
-            if str((entry / "cwd").readlink()) != inside:
+            if not os.path.samestat((entry / "cwd").stat(), inside):
                 continue
             if mark not in (entry / "cmdline").read_bytes():
                 continue

@@ -6,10 +6,10 @@ is added or taken away here makes another machine: raise `host.MACHINE` with it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from pathlib import Path
 
-from torpor.vmm.base import MachineSpec, SavedMachine
+from torpor.vmm.base import MachineSpec
 from torpor.vmm.firecracker import network
 
 API_SOCKET = "api.sock"
@@ -37,23 +37,18 @@ _CMDLINE = "reboot=k pci=off"
 """A reset by the keyboard controller is what ends the process; there is no PCI bus to look for."""
 
 
-def arguments(binary: Path, name: str) -> list[str]:
-    """Return the argv that starts a Firecracker in a machine's own folder, with nothing in it."""
-    return [
-        str(binary),
-        "--id",
-        name.replace("_", "-")[:64],
-        "--api-sock",
-        API_SOCKET,
-        "--log-path",
-        "../vmm.log",
-        "--level",
-        "Warn",
-    ]
+def instance(name: str) -> str:
+    """Return what the Firecracker of a machine's folder is called: letters, digits and hyphens, at most 64."""
+    return re.sub("[^0-9a-zA-Z]", "-", name)[:64]
 
 
-def boot(spec: MachineSpec, kernel: Path) -> Iterator[tuple[str, dict[str, object]]]:
-    """Yield what is PUT, in this order, for a machine to boot."""
+def arguments(log: str) -> list[str]:
+    """Return the arguments of a Firecracker that is to have nothing in it yet and writes its log there."""
+    return ["--api-sock", API_SOCKET, "--log-path", log, "--level", "Warn"]
+
+
+def boot(spec: MachineSpec, kernel: str, initrd: str) -> Iterator[tuple[str, dict[str, object]]]:
+    """Yield what is PUT, in this order, for a machine to boot; the files by the names that it opens them by."""
     yield (
         "/machine-config",
         {
@@ -66,8 +61,8 @@ def boot(spec: MachineSpec, kernel: Path) -> Iterator[tuple[str, dict[str, objec
     yield (
         "/boot-source",
         {
-            "kernel_image_path": str(kernel),
-            "initrd_path": str(spec.initrd),
+            "kernel_image_path": kernel,
+            "initrd_path": initrd,
             "boot_args": f"{spec.cmdline} {_CMDLINE}",
         },
     )
@@ -100,11 +95,11 @@ def _drive(drive_id: str, name: str, *, is_read_only: bool) -> dict[str, object]
     }
 
 
-def load(saved: SavedMachine) -> dict[str, object]:
-    """Return what is PUT for a machine to go on, paused."""
+def load(devices: str, ram: str) -> dict[str, object]:
+    """Return what is PUT for a machine to go on, paused; the files by the names that it opens them by."""
     return {
-        "snapshot_path": str(saved.device_state),
-        "mem_backend": {"backend_type": "File", "backend_path": str(saved.ram_image)},
+        "snapshot_path": devices,
+        "mem_backend": {"backend_type": "File", "backend_path": ram},
         "enable_diff_snapshots": True,
         "resume_vm": False,
     }

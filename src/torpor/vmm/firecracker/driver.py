@@ -2,7 +2,7 @@
 
 A machine's folder holds `vmm.json` (who the process is) and `vmm.log` (what Firecracker logged), and `vm/`, which
 belongs to the user that Firecracker runs as: sockets, console, links to the disks, and the memory of its snapshots. What
-lies in there may be anything.
+lies in there may be anything. As root `vm/` is also all of the file system that there is for it: see `jail`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,21 @@ from torpor.base.fsio import open_plain, write_json
 from torpor.base.proc import ProcessId
 from torpor.errors import DataDamaged, InsufficientResources, VmmFailed
 from torpor.layers.space import full_disk_told
-from torpor.vmm import launch
+from torpor.vmm import cgroup, launch
 from torpor.vmm.base import HostSupport, MachineSpec, SavedMachine
 from torpor.vmm.confine import User
 from torpor.vmm.ext4 import make_ext4
-from torpor.vmm.firecracker import config, disks, drives, host, kernel, network, volumes
+from torpor.vmm.firecracker import (
+    config,
+    disks,
+    drives,
+    given,
+    host,
+    jail,
+    kernel,
+    network,
+    volumes,
+)
 from torpor.vmm.firecracker.api import Refused
 from torpor.vmm.firecracker.machine import FirecrackerMachine
 
@@ -94,48 +104,63 @@ class FirecrackerDriver:
         image = await kernel.elf_of(spec.kernel) if saved is None else None
         user = await asyncio.to_thread(launch.prepare, folder, spec)
         await disks.fill(spec.disk.active, spec.disk.layers)
-        await asyncio.to_thread(_clear_inner, folder / "vm", spec.disk.active)
-        for disk in spec.volumes:
-            await volumes.put(folder, disk)
-        with contextlib.ExitStack() as stack:
-            log = stack.enter_context(await asyncio.to_thread(_open_log, folder))
-            console = stack.enter_context(await asyncio.to_thread(_open_console, folder / "vm"))
-            gate = stack.enter_context(network.gate())
-            process = await launch.start_process(
-                gate.argv(user, config.arguments(found.binary, folder.name)),
-                log=log,
-                out=console,
-                cwd=folder / "vm",
-                pass_fds=gate.theirs,
-            )
-            ram = None if saved is None else saved.ram_image
-            machine = FirecrackerMachine(process, folder, ram, spec.ram_mib << 20)
-            try:
+        process = None
+        try:
+            with contextlib.ExitStack() as stack:
+                await asyncio.to_thread(_make_room, folder, found, spec.disk.active)
+                for disk in spec.volumes:
+                    await volumes.put(folder, disk)
+                log = stack.enter_context(await asyncio.to_thread(_open_log, folder))
+                console = stack.enter_context(await asyncio.to_thread(_open_console, folder / "vm"))
+                gate = stack.enter_context(network.gate())
+                group = await asyncio.to_thread(cgroup.make, folder, spec)
+                process = await launch.start_process(
+                    _argv(found, gate, folder, user),
+                    log=log,
+                    out=console,
+                    cwd=folder / "vm",
+                    pass_fds=gate.theirs,
+                )
+                ram = None if saved is None else saved.ram_image
+                machine = FirecrackerMachine(process, folder, ram, spec.ram_mib << 20)
                 await asyncio.gather(
                     asyncio.to_thread(_record, folder, process, ram, spec.ram_mib << 20),
-                    self._enter(gate, machine, user, spec),
+                    self._enter(gate, machine, user, group, spec),
                 )
                 await self._told(machine, spec, saved, image)
-            except BaseException as exc:
-                await finish(self._undone(folder, process), within_s=60.0)
-                if isinstance(exc, VmmFailed):
-                    raise await self._explained(folder, exc, saved) from exc
-                raise
+        except BaseException as exc:
+            await finish(self._undone(folder, process), within_s=60.0)
+            if isinstance(exc, VmmFailed):
+                words = await asyncio.to_thread(self.last_words, folder)
+                raise _explained(folder, exc, saved, words) from exc
+            raise
         return machine
 
     @staticmethod
     async def _enter(
-        gate: network.Gate, machine: FirecrackerMachine, user: User | None, spec: MachineSpec
+        gate: network.Gate,
+        machine: FirecrackerMachine,
+        user: User | None,
+        group: cgroup.Group | None,
+        spec: MachineSpec,
     ) -> None:
         """Let a process that waits in its own network have what it is to have there, and go on."""
         await gate.until_there()
+        if group is not None:
+            await asyncio.to_thread(group.take, machine.process.pid)
         await network.make(machine.folder, machine.process.pid, user, spec.network)
         gate.open()
 
     @staticmethod
-    async def _undone(folder: Path, process: ProcessId) -> None:
-        await process.kill(within_s=15.0)
+    async def _undone(folder: Path, *processes: ProcessId | None) -> None:
+        """End `processes`, and remove all that a machine has beside its process, its disk and its logs."""
+        for process in processes:
+            if process is not None:
+                await process.kill(within_s=15.0)
+        await asyncio.to_thread(cgroup.remove, folder)
         await network.remove(folder)
+        await asyncio.to_thread(jail.clear, folder)
+        await asyncio.to_thread(volumes.forget_copies, folder)
 
     @staticmethod
     async def _told(
@@ -147,22 +172,16 @@ class FirecrackerDriver:
         api = machine.api
         await api.until_listening(machine.process.alive, timeout_s=_LISTENING_S)
         if saved is not None:
-            await api.call("PUT", "/snapshot/load", config.load(saved), timeout_s=_LOAD_S)
-            return
-        assert image is not None
-        for path, body in config.boot(spec, image):
-            await api.call("PUT", path, body, timeout_s=_LOAD_S)
-
-    async def _explained(
-        self, folder: Path, exc: VmmFailed, saved: SavedMachine | None
-    ) -> VmmFailed | InsufficientResources:
-        """Return the failure with what Firecracker logged."""
-        words = await asyncio.to_thread(self.last_words, folder)
-        hint = exc.hint or f"its whole log is {folder / 'vmm.log'}"
-        if saved is not None and isinstance(exc, Refused):
-            hint = "it was saved by another version of Firecracker or on another CPU, or its files are damaged"
-        kind = InsufficientResources if _SAYS_FULL in f"{words} {exc.message}" else VmmFailed
-        return kind(f"Firecracker did not start: {exc.message}", hint=hint, log=words)
+            names = await asyncio.to_thread(
+                _given, machine.folder, saved.device_state, saved.ram_image
+            )
+            await api.call("PUT", "/snapshot/load", config.load(*names), timeout_s=_LOAD_S)
+        else:
+            assert image is not None
+            names = await asyncio.to_thread(_given, machine.folder, image, spec.initrd)
+            for path, body in config.boot(spec, *names):
+                await api.call("PUT", path, body, timeout_s=_LOAD_S)
+        await asyncio.to_thread(drives.let_go, machine.folder / "vm")
 
     async def adopt(self, folder: Path) -> FirecrackerMachine | None:
         """Return the machine that runs in `folder`, or None if none does.
@@ -184,23 +203,58 @@ class FirecrackerDriver:
 
     async def sweep(self, folder: Path) -> None:
         """End every Firecracker that belongs to `folder`, recorded in it or found by its name."""
-        for identity in await asyncio.to_thread(launch.belonging, folder, config.MARK):
-            await identity.kill(within_s=15.0)
-        await network.remove(folder)
-        await asyncio.to_thread(volumes.forget_copies, folder)
+        found = await asyncio.to_thread(launch.belonging, folder, config.MARK)
+        await self._undone(folder, *found)
 
     def console(self, folder: Path) -> Path:
         """Return the file with the machine's console output."""
         return folder / "vm" / config.CONSOLE
 
     def last_words(self, folder: Path) -> str:
-        """Return the last lines of Firecracker's own log. Blocks."""
-        return launch.tail(folder / "vmm.log", lines=12, limit_bytes=8192)
+        """Return the last lines of Firecracker's own log, and what ended it if the kernel did. Blocks."""
+        log = launch.tail(folder / "vmm.log", lines=12, limit_bytes=8192)
+        return "\n".join(filter(None, (log, cgroup.killed_for_memory(folder))))
 
     async def _found(self) -> host.FirecrackerHost:
         if self._host is None:
             self._host = await host.find_firecracker()
         return self._host
+
+
+def _explained(
+    folder: Path, exc: VmmFailed, saved: SavedMachine | None, words: str
+) -> VmmFailed | InsufficientResources:
+    """Return the failure with what Firecracker logged."""
+    hint = exc.hint or f"its whole log is {folder / 'vmm.log'}"
+    if saved is not None and isinstance(exc, Refused):
+        hint = "it was saved by another version of Firecracker or on another CPU, or its files are damaged"
+    kind = InsufficientResources if _SAYS_FULL in f"{words} {exc.message}" else VmmFailed
+    return kind(f"Firecracker did not start: {exc.message}", hint=hint, log=words)
+
+
+def _make_room(folder: Path, found: host.FirecrackerHost, active: Path) -> None:
+    """Let there be nothing in `vm/` but what a Firecracker is to find: its disk, and places for volumes. Blocks."""
+    jail.clear(folder)
+    if found.jailer is not None:
+        found.jailer.prepare(folder, config.instance(folder.name))
+    drives.lead(folder / "vm", config.DISK, active)
+    volumes.clear(folder)
+
+
+def _argv(
+    found: host.FirecrackerHost, gate: network.Gate, folder: Path, user: User | None
+) -> list[str]:
+    instance = config.instance(folder.name)
+    if found.jailer is None:
+        alone = [str(found.binary), "--id", instance, *config.arguments("../vmm.log")]
+        return gate.argv(user, alone)
+    assert user is not None, "the jailer is used as root only"
+    jailed = found.jailer.argv(folder, instance, user, config.arguments("vmm.log"))
+    return gate.argv_of_jailer(jailed, jail.mounts(folder))
+
+
+def _given(folder: Path, *files: Path) -> list[str]:
+    return [given.give(folder, file) for file in files]
 
 
 def _record(folder: Path, process: ProcessId, ram: Path | None, ram_bytes: int) -> None:
@@ -214,17 +268,6 @@ def _record(folder: Path, process: ProcessId, ram: Path | None, ram_bytes: int) 
         "ram_bytes": ram_bytes,
     }
     write_json(folder / launch.RECORD, record)
-
-
-def _clear_inner(inner: Path, active: Path) -> None:
-    """Remove what an earlier machine left that Firecracker would stumble over, and link to the disk."""
-    for name in (config.API_SOCKET, config.AGENT_SOCKET, config.MEMORY, config.DEVICES):
-        path = inner / name
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        path.unlink(missing_ok=True)
-    drives.lead(inner, config.DISK, active)
-    volumes.clear(inner.parent)
 
 
 def _open_log(folder: Path) -> BinaryIO:

@@ -10,22 +10,43 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
 from torpor.errors import VmmFailed
+from torpor.vmm.firecracker import given
 from torpor.vmm.firecracker.config import DISK, SLOTS, volume_name
 
 _NOTHING_BYTES = 4096
 """Size of a place's own file; not 0, or the guest's kernel has no news of what comes and goes."""
 _GONE = " (deleted)"
+_turn = threading.Lock()
+"""Between giving a file and leading to it, nobody takes it away."""
 
 
 def lead(inner: Path, name: str, target: Path) -> None:
     """Let a drive's name lead to `target`. Blocks."""
-    fresh = _free(inner / f".{name}")
-    fresh.symlink_to(target)
-    _put(fresh, inner / name)
+    with _turn:
+        fresh = _free(inner / f".{name}")
+        fresh.symlink_to(given.give(inner.parent, target))
+        _put(fresh, inner / name)
+
+
+def lead_back(inner: Path, name: str, before: Path) -> None:
+    """Let a drive's name lead to the file that the machine has open, and keep none for it that it was to open. Blocks."""
+    lead(inner, name, before)
+    let_go(inner)
+
+
+def let_go(inner: Path) -> None:
+    """Let a machine that has opened its files have no names for others than its drives lead to. Blocks."""
+    with _turn, contextlib.suppress(OSError):  # what stays goes with the next, or with the machine
+        names = set()
+        for name in (DISK, *map(volume_name, SLOTS)):
+            with contextlib.suppress(OSError):  # a place with no volume in it
+                names.add((inner / name).readlink().name)
+        given.take_all_but(inner.parent, names)
 
 
 def lead_nowhere(inner: Path, slot: int) -> None:
@@ -64,7 +85,7 @@ def opened(inner: Path, pid: int) -> Mapping[str, Path]:
     Raises:
         VmmFailed: the process's files cannot be looked at.
     """
-    files = _files(pid)
+    files = {path.name: given.of(inner.parent, path) for path in _files(pid)}
     found: dict[str, Path] = {}
     unsure: list[str] = []
     for name in (DISK, *map(volume_name, SLOTS)):
@@ -85,14 +106,13 @@ def opened(inner: Path, pid: int) -> Mapping[str, Path]:
     return found
 
 
-def _files(pid: int) -> dict[str, Path]:
-    """Return the files that a process has open, by their names; those of layers are never used twice."""
-    found = {}
+def _files(pid: int) -> list[Path]:
+    """Return the files that a process has open, as it calls them; the names of layers are never used twice."""
+    found = []
     try:
         for entry in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(FileNotFoundError):  # closed meanwhile
-                path = Path(str(entry.readlink()).removesuffix(_GONE))
-                found[path.name] = path
+                found.append(Path(str(entry.readlink()).removesuffix(_GONE)))
     except OSError as exc:
         raise VmmFailed(
             f"the files of Firecracker (process {pid}) cannot be looked at: {exc}", pid=pid

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from torpor.base.proc import run
 from torpor.errors import HostNotReady, TorporError
-from torpor.vmm import kvm
-from torpor.vmm.base import HostSupport
-from torpor.vmm.firecracker import network
+from torpor.vmm import cgroup, kvm
+from torpor.vmm.base import HostSupport, Wall
+from torpor.vmm.firecracker import jail, network
 
 MINIMUM = (1, 12)
 """First release whose network devices can be given another tap when a snapshot is loaded."""
@@ -32,6 +32,9 @@ class FirecrackerHost:
     binary: Path
     version: str
     reason: str
+    jailer: jail.Jailer | None
+    """None: its machines run without, as `jail_wall` says."""
+    jail_wall: Wall
 
 
 async def find_firecracker() -> FirecrackerHost:
@@ -57,7 +60,8 @@ async def find_firecracker() -> FirecrackerHost:
     if not found.is_real:
         raise HostNotReady(f"Firecracker needs KVM: {found.reason}", hint=found.fix)
     network.check()
-    return FirecrackerHost(binary, version, found.reason)
+    jailer, jail_wall = await jail.find(binary, version)
+    return FirecrackerHost(binary, version, found.reason, jailer, jail_wall)
 
 
 def find_binary() -> Path:
@@ -98,6 +102,7 @@ async def probe() -> HostSupport:
             networks=network.offered(),
         )
     cpu = await asyncio.to_thread(kvm.cpu_identity)
+    limits = await asyncio.to_thread(cgroup.wall)
     return HostSupport(
         "firecracker",
         True,
@@ -107,6 +112,7 @@ async def probe() -> HostSupport:
         host.reason,
         machine=MACHINE,
         networks=network.offered(),
+        walls=(host.jail_wall, limits),
     )
 
 

@@ -202,8 +202,8 @@ class FirecrackerMachine:
         before = await asyncio.to_thread(self._active)
         await asyncio.to_thread(give_to_vmm, self._folder, overlay)
         await disks.fill(overlay, (before,))
-        await asyncio.to_thread(drives.lead, self._inner, config.DISK, overlay)
         try:
+            await asyncio.to_thread(drives.lead, self._inner, config.DISK, overlay)
             await self.api.call(
                 "PATCH",
                 f"/drives/{config.DISK_ID}",
@@ -211,9 +211,10 @@ class FirecrackerMachine:
                 timeout_s=30.0,
             )
         except BaseException:
-            leading = asyncio.to_thread(drives.lead, self._inner, config.DISK, before)
+            leading = asyncio.to_thread(drives.lead_back, self._inner, config.DISK, before)
             await finish(leading, within_s=30.0)
             raise
+        await asyncio.to_thread(drives.let_go, self._inner)
 
     async def active_disk(self) -> str:
         """Return the name of the overlay that takes the machine's writes."""

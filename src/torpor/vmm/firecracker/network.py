@@ -12,6 +12,7 @@ import contextlib
 import os
 import re
 import secrets
+import shlex
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -44,7 +45,7 @@ _RESOLVERS = (Path("/etc/resolv.conf"), Path("/run/systemd/resolve/resolv.conf")
 _TRIES = 20
 _LIMIT_S = 30.0
 
-_GATED = 'echo >"$1"; read -r go <"$2" && shift 2 && exec "$@" </dev/null'
+_GATED = 'echo >"$1"; {}read -r go <"$2" && shift 2 && exec "$@" </dev/null'
 """Says that the namespace is there, waits to be told to go on, and becomes Firecracker; if nobody is left to tell it, it ends."""
 
 
@@ -85,16 +86,24 @@ class Gate:
 
     def argv(self, user: User | None, program: Sequence[str]) -> list[str]:
         """Return what starts `program` as `user` in a network of its own, once it is told to go on."""
+        become: list[str] = []
         if user is None:
             into = [_path("unshare"), "--user", "--map-root-user", "--net", "--"]
-            become: list[str] = []
         else:
             into = [_path("unshare"), "--net", "--"]
             groups = ",".join(map(str, user.groups))
             become = [_path("setpriv"), f"--reuid={user.uid}", f"--regid={user.gid}"]
             become += [f"--groups={groups}", "--inh-caps=-all", "--no-new-privs", "--"]
+        return [*into, *self._gated([]), *become, *program]
+
+    def argv_of_jailer(self, program: Sequence[str], mounts: Sequence[Sequence[str]]) -> list[str]:
+        """Return what starts `program` as root in a network of its own, with these mounts, once it is told to go on."""
+        return [_path("unshare"), "--net", "--mount", "--", *self._gated(mounts), *program]
+
+    def _gated(self, first: Sequence[Sequence[str]]) -> list[str]:
+        script = _GATED.format("".join(f"{shlex.join(command)} && " for command in first))
         ends = [f"/proc/self/fd/{fd}" for fd in self.theirs]
-        return [*into, "/bin/sh", "-c", _GATED, "sh", *ends, *become, *program]
+        return ["/bin/sh", "-c", script, "sh", *ends]
 
     async def until_there(self) -> None:
         """Return when the process has entered its namespace.

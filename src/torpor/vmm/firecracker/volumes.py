@@ -104,7 +104,10 @@ class FirecrackerVolumes:
                 await self._led(slot, overlay)
                 await self._patch(slot)
             except BaseException as exc:
-                await finish(self._led(slot, before), within_s=30.0)
+                leading = asyncio.to_thread(
+                    drives.lead_back, self._inner, volume_name(slot), before
+                )
+                await finish(leading, within_s=30.0)
                 if isinstance(exc, Refused):  # else it may have been heard, late
                     await finish(asyncio.to_thread(disks.empty_again, overlay), within_s=30.0)
                 raise
@@ -136,6 +139,7 @@ class FirecrackerVolumes:
         name = volume_name(slot)
         body = {"drive_id": name, "path_on_host": name}
         await self._api.call("PATCH", f"/drives/{name}", body, timeout_s=_PATCH_S)
+        await asyncio.to_thread(drives.let_go, self._inner)
 
     @contextlib.asynccontextmanager
     async def _standstill(self) -> AsyncIterator[None]:
