@@ -252,8 +252,10 @@ def test_a_machine_that_dies_is_failed_with_its_last_words(play: Play) -> None:
     async def scene(world: World) -> None:
         info = await world.create()
         (world.folder(info.id) / "vmm.log").write_text("kvm: internal error\n")
+        world.driver.reached.clear()
         os.kill(world.vmm(info.id).process.pid, signal.SIGKILL)
         failed = await world.until(info.id, S.FAILED)
+        assert "sweep" in world.driver.reached, "what it had beside its process goes too"
         assert "kvm: internal error" in str(failed.error)
         assert "login:" in str(failed.error)
         assert not (world.folder(info.id) / "vm" / "ram").exists(), "its memory is given back"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,32 @@ def test_a_machine_is_released_whatever_lies_there(tmp_path: Path, kind: str) ->
     files.release_machine(tmp_path)
     assert not (tmp_path / "vm" / "ram").exists()
     assert secret.exists()
+
+
+def test_a_process_is_found_by_the_folder_it_is_in_whatever_that_is_called(tmp_path: Path) -> None:
+    """As one in a jail is, for which the folder is `/`."""
+
+    async def main() -> None:
+        (tmp_path / "one/vm").mkdir(parents=True)
+        with (tmp_path / "log").open("wb") as log:
+            started = [
+                proc.start_detached(["sh", "-c", "sleep 100; :", name], log=log, cwd=place)
+                for name, place in (
+                    ("mark", tmp_path / "one/vm"),
+                    ("other", tmp_path / "one/vm"),
+                    ("mark", tmp_path / "one"),
+                )
+            ]
+        try:
+            (tmp_path / "one").rename(tmp_path / "two")
+            assert launch.belonging(tmp_path / "two", b"\0mark\0") == started[:1]
+            assert launch.belonging(tmp_path / "one", b"\0mark\0") == []
+        finally:
+            for process in started:
+                os.killpg(process.pid, signal.SIGKILL)
+                await process.wait()
+
+    asyncio.run(main())
 
 
 def test_a_start_that_is_cancelled_leaves_no_process(
