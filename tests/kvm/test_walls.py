@@ -78,7 +78,7 @@ def _held(sandbox: Sandbox, home: Home, driver: str) -> int:
     assert group.parent == GROUPS
     assert group.name.startswith(sandbox.id)
     ram = sandbox.info.ram_mib << 20
-    assert ram < int((group / "memory.max").read_text()) < 2 * ram + (256 << 20)
+    assert (group / "memory.max").read_text() == f"{ram + ram // 4 + (512 << 20)}\n"
     assert (group / "cpu.max").read_text() == f"{(sandbox.info.vcpus + 1) * 100_000} 100000\n"
     assert int((group / "pids.max").read_text()) < 200
     assert (group / "cgroup.procs").read_text() == f"{pid}\n"

@@ -24,9 +24,10 @@ NAME = "limits of machines"
 """What `torpor doctor` calls them."""
 
 _WANTED = ("cpu", "memory", "pids")
-_MORE_BYTES = 256 << 20
-_MORE_PART = 8
-"""Beside the guest's memory: the VMM's own, tables of pages, and what it reads and writes on its way to the disk."""
+_MORE_BYTES = 512 << 20
+_MORE_PART = 4
+"""Beside the guest's memory: the VMM's own, tables of pages, and the page cache of its files. What it writes is slowed down
+to the disk's speed once about a sixth of the room that is left waits to be written, and so is a snapshot's pause."""
 _MORE_CPUS = 1
 """Beside the guest's: for devices, and for saving its memory."""
 _PERIOD_US = 100_000

@@ -27,8 +27,8 @@ def _spec(vcpus: int = 2, ram_mib: int = 512) -> MachineSpec:
 
 def test_a_machine_has_its_memory_and_what_its_vmm_needs() -> None:
     small, large = cgroup.limits(_spec(1, 256)), cgroup.limits(_spec(4, 8192))
-    assert small["memory.max"] == str((256 + 32 + 256) << 20)
-    assert large["memory.max"] == str((8192 + 1024 + 256) << 20)
+    assert small["memory.max"] == str((256 + 64 + 512) << 20)
+    assert large["memory.max"] == str((8192 + 2048 + 512) << 20)
     assert large["cpu.max"] == "500000 100000", "its four, and one for the VMM"
     assert int(small["pids.max"]) > 64 + 1, "QEMU has up to 64 threads for I/O"
 
