@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
-from torpor.vmm.base import MachineSpec
+from torpor.vmm.base import MachineSpec, SavedMachine
 from torpor.vmm.firecracker import network
 
 API_SOCKET = "api.sock"
@@ -47,8 +48,8 @@ def arguments(log: str) -> list[str]:
     return ["--api-sock", API_SOCKET, "--log-path", log, "--level", "Warn"]
 
 
-def boot(spec: MachineSpec, kernel: str, initrd: str) -> Iterator[tuple[str, dict[str, object]]]:
-    """Yield what is PUT, in this order, for a machine to boot; the files by the names that it opens them by."""
+def boot(spec: MachineSpec, kernel: Path) -> Iterator[tuple[str, dict[str, object]]]:
+    """Yield what is PUT, in this order, for a machine to boot."""
     yield (
         "/machine-config",
         {
@@ -61,8 +62,8 @@ def boot(spec: MachineSpec, kernel: str, initrd: str) -> Iterator[tuple[str, dic
     yield (
         "/boot-source",
         {
-            "kernel_image_path": kernel,
-            "initrd_path": initrd,
+            "kernel_image_path": str(kernel),
+            "initrd_path": str(spec.initrd),
             "boot_args": f"{spec.cmdline} {_CMDLINE}",
         },
     )
@@ -95,11 +96,11 @@ def _drive(drive_id: str, name: str, *, is_read_only: bool) -> dict[str, object]
     }
 
 
-def load(devices: str, ram: str) -> dict[str, object]:
-    """Return what is PUT for a machine to go on, paused; the files by the names that it opens them by."""
+def load(saved: SavedMachine) -> dict[str, object]:
+    """Return what is PUT for a machine to go on, paused."""
     return {
-        "snapshot_path": devices,
-        "mem_backend": {"backend_type": "File", "backend_path": ram},
+        "snapshot_path": str(saved.device_state),
+        "mem_backend": {"backend_type": "File", "backend_path": str(saved.ram_image)},
         "enable_diff_snapshots": True,
         "resume_vm": False,
     }

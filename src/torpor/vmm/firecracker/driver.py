@@ -12,6 +12,7 @@ import contextlib
 import os
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -172,14 +173,14 @@ class FirecrackerDriver:
         api = machine.api
         await api.until_listening(machine.process.alive, timeout_s=_LISTENING_S)
         if saved is not None:
-            names = await asyncio.to_thread(
-                _given, machine.folder, saved.device_state, saved.ram_image
-            )
-            await api.call("PUT", "/snapshot/load", config.load(*names), timeout_s=_LOAD_S)
+            saved = await asyncio.to_thread(_given_saved, machine.folder, saved)
+            await api.call("PUT", "/snapshot/load", config.load(saved), timeout_s=_LOAD_S)
         else:
             assert image is not None
-            names = await asyncio.to_thread(_given, machine.folder, image, spec.initrd)
-            for path, body in config.boot(spec, *names):
+            given_spec, kernel_file = await asyncio.to_thread(
+                _given_boot, machine.folder, spec, image
+            )
+            for path, body in config.boot(given_spec, kernel_file):
                 await api.call("PUT", path, body, timeout_s=_LOAD_S)
         await asyncio.to_thread(drives.let_go, machine.folder / "vm")
 
@@ -253,8 +254,14 @@ def _argv(
     return gate.argv_of_jailer(jailed, jail.mounts(folder))
 
 
-def _given(folder: Path, *files: Path) -> list[str]:
-    return [given.give(folder, file) for file in files]
+def _given_saved(folder: Path, saved: SavedMachine) -> SavedMachine:
+    """Return what a machine goes on from by the names that it has for it."""
+    return SavedMachine(given.give(folder, saved.ram_image), given.give(folder, saved.device_state))
+
+
+def _given_boot(folder: Path, spec: MachineSpec, image: Path) -> tuple[MachineSpec, Path]:
+    """Return what a machine boots from by the names that it has for it."""
+    return replace(spec, initrd=given.give(folder, spec.initrd)), given.give(folder, image)
 
 
 def _record(folder: Path, process: ProcessId, ram: Path | None, ram_bytes: int) -> None:

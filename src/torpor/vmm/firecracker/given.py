@@ -16,7 +16,7 @@ from torpor.errors import HostNotReady
 GIVEN = "in"
 
 
-def give(folder: Path, file: Path) -> str:
+def give(folder: Path, file: Path) -> Path:
     """Let the machine in `folder` have `file`; return the name by which it opens it.
 
     Raises:
@@ -24,9 +24,9 @@ def give(folder: Path, file: Path) -> str:
     """
     given = folder / GIVEN
     if not given.is_dir():
-        return str(file)
+        return file
     if file.parent == folder / "vm":
-        return file.name
+        return Path(file.name)
     link = given / file.name
     try:
         link.hardlink_to(file)
@@ -41,7 +41,7 @@ def give(folder: Path, file: Path) -> str:
             f"{file} is not on the file system of {folder}, and cannot be given into a jail there",
             hint="keep the whole home on one file system, or let TORPOR_JAILER be none for the daemon",
         ) from exc
-    return f"{GIVEN}/{file.name}"
+    return Path(GIVEN, file.name)
 
 
 def take_all_but(folder: Path, kept: Collection[str]) -> None:
