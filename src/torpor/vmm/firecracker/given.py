@@ -25,8 +25,6 @@ def give(folder: Path, file: Path) -> Path:
     given = folder / GIVEN
     if not given.is_dir():
         return file
-    if file.parent == folder / "vm":
-        return Path(file.name)
     link = given / file.name
     try:
         link.hardlink_to(file)
