@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -91,6 +92,16 @@ def daemon(driver: str, kvm_home: Home) -> Iterator[Home]:
 def new_daemon(home: Home) -> None:
     """Start the home's daemon if none runs; an emulated host takes longer over it than a client would wait."""
     ensure_daemon(home, limit_s=400)
+
+
+def host_address() -> str:
+    """Return an address of this host that is not its loopback's."""
+    listed = subprocess.run(["ip", "-4", "-json", "addr"], capture_output=True, check=True).stdout
+    for link in json.loads(listed):
+        for one in link["addr_info"]:
+            if one["scope"] == "global":
+                return str(one["local"])
+    pytest.fail("this host has no address that a machine could reach")
 
 
 @pytest.fixture(autouse=True)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
-import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
+from tests.kvm.conftest import host_address
 from tests.kvm.traces import machines
 from torpor import Sandbox
 from torpor.base.home import Home
@@ -80,7 +79,7 @@ def test_without_a_network_nothing_is_reached(template: str) -> None:
 def test_with_a_network_the_host_is_reached_and_by_a_copy_too(template: str) -> None:
     """At an address of the host's own, as what its user network reaches differs."""
     with (
-        socket.create_server((_address(), 0)) as server,
+        socket.create_server((host_address(), 0)) as server,
         Sandbox.create(template=template, network="user") as sbx,
     ):
         server.settimeout(60)
@@ -98,16 +97,6 @@ def test_with_a_network_the_host_is_reached_and_by_a_copy_too(template: str) -> 
         with Sandbox.restore(sbx.snapshot().id) as copy:
             assert reach(copy) == "from host\n"
             assert reach(sbx) == "from host\n"
-
-
-def _address() -> str:
-    """Return an address of this host that is not its loopback's."""
-    listed = subprocess.run(["ip", "-4", "-json", "addr"], capture_output=True, check=True).stdout
-    for link in json.loads(listed):
-        for one in link["addr_info"]:
-            if one["scope"] == "global":
-                return str(one["local"])
-    pytest.fail("this host has no address that a machine could reach")
 
 
 def test_deleted_it_is_gone(template: str, kvm_home: Home) -> None:

@@ -26,6 +26,7 @@ from torpor.templates.initrd import find_busybox
 from torpor.templates.plan import find_keyring
 from torpor.vmm.base import Driver
 from torpor.vmm.choose import choose_driver
+from torpor.vmm.limits import DISK, NETWORK, RateLimits
 
 Status = Literal["ok", "warn", "missing"]
 
@@ -110,17 +111,20 @@ def check_python() -> Check:
 
 
 async def check_driver(home: Home, given: Driver | None) -> list[Check]:
-    """Check which driver machines have and why, its program, and which accelerator that will use and why."""
+    """Check which driver machines have and why, their limits, its program, and which accelerator that will use and why."""
     if given is None:
         choice = await asyncio.to_thread(choose_driver, home)
-        driver, why = choice.driver, choice.reason
+        driver, why, limits = choice.driver, choice.reason, choice.limits
     else:
-        driver, why = given, "it was given"
+        driver, why, limits = given, "it was given", RateLimits()
     support = await driver.probe()
-    chosen = Check("driver", "ok", driver.name, why)
+    chosen = [
+        Check("driver", "ok", driver.name, why),
+        Check("limits", "ok", str(limits), f"of each machine; {DISK} and {NETWORK} set them"),
+    ]
     if not support.usable:
         return [
-            chosen,
+            *chosen,
             Check(
                 driver.name,
                 "missing",
@@ -133,7 +137,7 @@ async def check_driver(home: Home, given: Driver | None) -> list[Check]:
     fast = support.accel == "kvm"
     advice = "use a host with hardware virtualisation, and this user in the group kvm"
     return [
-        chosen,
+        *chosen,
         program,
         Check(
             "accelerator",

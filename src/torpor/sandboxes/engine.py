@@ -99,8 +99,9 @@ def open_engine(home: Home, *, take_inventory: TakeInventory | None = None) -> E
 
     Raises:
         DataDamaged, InsufficientResources: the home's database cannot be used.
-        HostNotReady: the environment names another driver than that of machines that run.
-        InvalidRequest: the environment names a quota or a driver that is none.
+        HostNotReady: the environment names another driver than that of machines that run, or a limit that the driver
+            cannot hold them to.
+        InvalidRequest: the environment names a quota, a limit or a driver that is none.
     """
     quota, volume_quota = Quota.of(os.environ), VolumeQuota.of(os.environ)
     home.prepare()

@@ -18,6 +18,7 @@ from torpor.vmm import kvm, launch
 from torpor.vmm.base import Driver
 from torpor.vmm.firecracker import FirecrackerDriver, network
 from torpor.vmm.firecracker import host as firecracker_host
+from torpor.vmm.limits import NETWORK, RateLimits
 from torpor.vmm.qemu import QemuDriver
 
 SETTING = "TORPOR_DRIVER"
@@ -30,6 +31,8 @@ class Choice:
 
     driver: Driver
     reason: str
+    limits: RateLimits
+    """What it holds its machines to."""
     is_asked: bool = False
     """Whether `TORPOR_DRIVER` names it."""
 
@@ -40,9 +43,11 @@ def choose_driver(home: Home) -> Choice:
     Machines that run there now are of one driver, and no other can find them again.
 
     Raises:
-        HostNotReady: another driver is named than that of machines that run.
-        InvalidRequest: `TORPOR_DRIVER` names none.
+        HostNotReady: another driver is named than that of machines that run, or it cannot hold machines to a limit
+            that is set.
+        InvalidRequest: `TORPOR_DRIVER` names none, or a limit is none.
     """
+    limits = RateLimits.of(os.environ)
     wish = os.environ.get(SETTING) or "auto"
     if wish not in _NAMES:
         raise InvalidRequest(
@@ -51,13 +56,13 @@ def choose_driver(home: Home) -> Choice:
     living = _of_living(home)
     if wish == "auto":
         name, reason = (living, f"machines of it run in {home.root}") if living else _kept(home)
-        return Choice(_made(name), reason)
+        return Choice(_made(name, limits), reason, limits)
     if living not in (None, wish):
         raise HostNotReady(
             f"{SETTING} asks for {wish}, and machines of {living} run in {home.root}",
             hint=f"hibernate or delete them first, with {SETTING}={living}",
         )
-    return Choice(_made(wish), f"{SETTING} asks for it", is_asked=True)
+    return Choice(_made(wish, limits), f"{SETTING} asks for it", limits, is_asked=True)
 
 
 def remember(home: Home, choice: Choice) -> None:
@@ -66,8 +71,15 @@ def remember(home: Home, choice: Choice) -> None:
         write_atomic(home.driver, f"{choice.driver.name}\n".encode())
 
 
-def _made(name: str) -> Driver:
-    return FirecrackerDriver() if name == "firecracker" else QemuDriver()
+def _made(name: str, limits: RateLimits) -> Driver:
+    if name == "firecracker":
+        return FirecrackerDriver(limits)
+    if limits.network_bytes_per_s is not None:
+        raise HostNotReady(
+            f"{NETWORK} is set, and the network of QEMU's machines cannot be held to a limit",
+            hint=f"unset {NETWORK}, or set {SETTING}=firecracker",
+        )
+    return QemuDriver(limits)
 
 
 def _kept(home: Home) -> tuple[str, str]:

@@ -13,7 +13,7 @@ import pytest
 from torpor.base.home import Home
 from torpor.base.proc import ProcessId
 from torpor.errors import HostNotReady, InvalidRequest
-from torpor.vmm import kvm
+from torpor.vmm import kvm, limits
 from torpor.vmm.choose import choose_driver, remember
 from torpor.vmm.firecracker import network
 
@@ -30,7 +30,7 @@ def home(tmp_path: Path) -> Home:
 @pytest.fixture(autouse=True)
 def real_kvm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A host on which Firecracker runs."""
-    for name in ("TORPOR_DRIVER", "TORPOR_ACCEL"):
+    for name in ("TORPOR_DRIVER", "TORPOR_ACCEL", limits.DISK, limits.NETWORK):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(kvm, "look", lambda: kvm.Kvm(True, "/dev/kvm is driven by kvm_amd"))
     monkeypatch.setattr(network, "check", lambda: None)
@@ -181,3 +181,20 @@ def test_machines_that_run_keep_their_driver(
         choose_driver(home)
     _machine(home, driver=driver, ticks=1)
     assert choose_driver(home).driver.name == other, "those that ended do not matter"
+
+
+def test_a_limit_that_a_driver_cannot_keep_is_refused(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(limits.DISK, "50")
+    monkeypatch.setenv(limits.NETWORK, "10")
+    choice = choose_driver(home)
+    assert (choice.driver.name, choice.limits) == (
+        "firecracker",
+        limits.RateLimits(50 << 20, 10 << 20),
+    )
+    monkeypatch.setenv("TORPOR_DRIVER", "qemu")
+    with pytest.raises(HostNotReady, match=f"{limits.NETWORK} is set, and the network of QEMU's"):
+        choose_driver(home)
+    monkeypatch.delenv(limits.NETWORK)
+    assert choose_driver(home).limits == limits.RateLimits(50 << 20, None)

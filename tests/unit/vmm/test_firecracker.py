@@ -24,6 +24,7 @@ from torpor.vmm.firecracker import FirecrackerDriver, clock, disks, host, kernel
 from torpor.vmm.firecracker.api import Api, Refused
 from torpor.vmm.firecracker.machine import FirecrackerMachine
 from torpor.vmm.firecracker.memory import add_changed
+from torpor.vmm.limits import RateLimits
 
 Answer = Callable[[bytes], bytes]
 
@@ -377,7 +378,7 @@ def test_a_machine_that_powered_off_is_ended(
     async def main() -> bool:
         with (tmp_path / "log").open("wb") as log:
             process = proc.start_detached(["sleep", "100"], log=log)
-        machine = FirecrackerMachine(process, tmp_path, None, 1 << 20)
+        machine = FirecrackerMachine(process, tmp_path, None, 1 << 20, RateLimits())
         try:
             async with asyncio.timeout(10 if words else 0.3):
                 await machine.wait()

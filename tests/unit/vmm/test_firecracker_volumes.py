@@ -19,9 +19,11 @@ from torpor.vmm.firecracker.api import Refused
 from torpor.vmm.firecracker.config import DISK, READ_ONLY_SLOTS, SLOTS, WRITABLE_SLOTS, volume_name
 from torpor.vmm.firecracker.driver import FirecrackerDriver
 from torpor.vmm.firecracker.volumes import FirecrackerVolumes
+from torpor.vmm.limits import RateLimits
 
 MIB = 1 << 20
 WRITE, READ = WRITABLE_SLOTS[0], READ_ONLY_SLOTS[0]
+LIMITS = RateLimits(50 * MIB)
 
 
 class PaperApi:
@@ -79,7 +81,7 @@ class Scene:
         drives.lead(self.inner, DISK, self.file("root", b"r" * 512))
         volumes.clear(self.folder)
         self.api.start()
-        self.volumes = FirecrackerVolumes(self.api, self.folder, os.getpid())  # type: ignore[arg-type]
+        self.volumes = FirecrackerVolumes(self.api, self.folder, os.getpid(), LIMITS)  # type: ignore[arg-type]
 
     def file(self, name: str, content: bytes = b"") -> Path:
         path = self.layers / f"{name}.raw"
@@ -114,6 +116,8 @@ def test_a_volume_comes_and_goes_and_nothing_of_it_stays_open(scene: Scene) -> N
     disk = scene.disk()
     asyncio.run(scene.volumes.attach(disk))
     assert scene.newest() == {WRITE: "active"}
+    told = scene.api.calls[-1][2]
+    assert told["rate_limiter"]["bandwidth"]["size"] == LIMITS.disk_bytes_per_s
     assert os.pread(scene.has(WRITE), 4, MIB - 4) == b"bbbb", "it is what its layers are"
     os.pwrite(scene.has(WRITE), b"new", 0)
     with pytest.raises(VmmFailed, match="already"):

@@ -7,11 +7,12 @@ is added or taken away here makes another machine: raise `host.MACHINE` with it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from torpor.vmm.base import MachineSpec, SavedMachine
 from torpor.vmm.firecracker import network
+from torpor.vmm.limits import RateLimits
 
 API_SOCKET = "api.sock"
 MARK = b"--api-sock\0api.sock"
@@ -33,6 +34,7 @@ SLOTS = (*WRITABLE_SLOTS, *READ_ONLY_SLOTS)
 """Each takes one of the 18 interrupts that devices of Firecracker 1.12 have together."""
 
 _CARD = "eth0"
+_REFILL_MS = 1000
 _GUEST_CID = 3
 _CMDLINE = "reboot=k pci=off"
 """A reset by the keyboard controller is what ends the process; there is no PCI bus to look for."""
@@ -48,7 +50,9 @@ def arguments(log: str) -> list[str]:
     return ["--api-sock", API_SOCKET, "--log-path", log, "--level", "Warn"]
 
 
-def boot(spec: MachineSpec, kernel: Path) -> Iterator[tuple[str, dict[str, object]]]:
+def boot(
+    spec: MachineSpec, kernel: Path, limits: RateLimits
+) -> Iterator[tuple[str, dict[str, object]]]:
     """Yield what is PUT, in this order, for a machine to boot."""
     yield (
         "/machine-config",
@@ -67,13 +71,18 @@ def boot(spec: MachineSpec, kernel: Path) -> Iterator[tuple[str, dict[str, objec
             "boot_args": f"{spec.cmdline} {_CMDLINE}",
         },
     )
-    yield f"/drives/{DISK_ID}", _drive(DISK_ID, DISK, is_read_only=False)
+    yield f"/drives/{DISK_ID}", _drive(DISK_ID, DISK, limits, is_read_only=False)
     for slot in SLOTS:  # in this order the guest has them
         name = volume_name(slot)
-        yield f"/drives/{name}", _drive(name, name, is_read_only=slot in READ_ONLY_SLOTS)
+        yield f"/drives/{name}", _drive(name, name, limits, is_read_only=slot in READ_ONLY_SLOTS)
     yield (
         f"/network-interfaces/{_CARD}",
-        {"iface_id": _CARD, "host_dev_name": network.TAP, "guest_mac": network.MAC},
+        {
+            "iface_id": _CARD,
+            "host_dev_name": network.TAP,
+            "guest_mac": network.MAC,
+            **_network_limit(limits),
+        },
     )
     yield "/vsock", {"guest_cid": _GUEST_CID, "uds_path": AGENT_SOCKET}
     yield "/entropy", {}
@@ -85,7 +94,9 @@ def volume_name(slot: int) -> str:
     return f"volume{slot}"
 
 
-def _drive(drive_id: str, name: str, *, is_read_only: bool) -> dict[str, object]:
+def _drive(
+    drive_id: str, name: str, limits: RateLimits, *, is_read_only: bool
+) -> dict[str, object]:
     return {
         "drive_id": drive_id,
         "path_on_host": name,
@@ -93,6 +104,7 @@ def _drive(drive_id: str, name: str, *, is_read_only: bool) -> dict[str, object]
         "is_read_only": is_read_only,
         "cache_type": "Writeback",  # what the guest flushes is durable
         "io_engine": "Sync",
+        **disk_limit(limits),
     }
 
 
@@ -104,3 +116,29 @@ def load(saved: SavedMachine) -> dict[str, object]:
         "enable_diff_snapshots": True,
         "resume_vm": False,
     }
+
+
+def limited(
+    limits: RateLimits, slots: Iterable[int] = ()
+) -> Iterator[tuple[str, dict[str, object]]]:
+    """Yield what is PATCHed for a machine that was loaded, with volumes in these places, to have no other limits."""
+    for name in (DISK_ID, *map(volume_name, slots)):
+        yield f"/drives/{name}", {"drive_id": name, **disk_limit(limits)}
+    yield f"/network-interfaces/{_CARD}", {"iface_id": _CARD, **_network_limit(limits)}
+
+
+def disk_limit(limits: RateLimits) -> dict[str, object]:
+    """Return the part of a drive's settings that limits it."""
+    return {"rate_limiter": _bucket(limits.disk_bytes_per_s)}
+
+
+def _network_limit(limits: RateLimits) -> dict[str, object]:
+    bucket = _bucket(limits.network_bytes_per_s)
+    return {"rx_rate_limiter": bucket, "tx_rate_limiter": bucket}
+
+
+def _bucket(bytes_per_s: int | None) -> dict[str, object]:
+    """Return a bucket that fills up within a second; one without a size limits nothing."""
+    if bytes_per_s is None:
+        return {"bandwidth": {"size": 0, "refill_time": 0}}
+    return {"bandwidth": {"size": bytes_per_s, "refill_time": _REFILL_MS}}

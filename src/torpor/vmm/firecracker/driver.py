@@ -38,6 +38,7 @@ from torpor.vmm.firecracker import (
 )
 from torpor.vmm.firecracker.api import Refused
 from torpor.vmm.firecracker.machine import FirecrackerMachine
+from torpor.vmm.limits import RateLimits
 
 _LISTENING_S = 60.0
 """It listens after some milliseconds; a host with all cores busy may need seconds."""
@@ -53,7 +54,8 @@ class FirecrackerDriver:
     volume_slots: Sequence[int] = config.WRITABLE_SLOTS
     read_only_slots: Sequence[int] = config.READ_ONLY_SLOTS
 
-    def __init__(self) -> None:
+    def __init__(self, limits: RateLimits | None = None) -> None:
+        self._limits = limits or RateLimits()
         self._host: host.FirecrackerHost | None = None
 
     async def probe(self) -> HostSupport:
@@ -123,7 +125,7 @@ class FirecrackerDriver:
                     pass_fds=gate.theirs,
                 )
                 ram = None if saved is None else saved.ram_image
-                machine = FirecrackerMachine(process, folder, ram, spec.ram_mib << 20)
+                machine = FirecrackerMachine(process, folder, ram, spec.ram_mib << 20, self._limits)
                 await asyncio.gather(
                     asyncio.to_thread(_record, folder, process, ram, spec.ram_mib << 20),
                     self._enter(gate, machine, user, group, spec),
@@ -163,8 +165,8 @@ class FirecrackerDriver:
         await asyncio.to_thread(jail.clear, folder)
         await asyncio.to_thread(volumes.forget_copies, folder)
 
-    @staticmethod
     async def _told(
+        self,
         machine: FirecrackerMachine,
         spec: MachineSpec,
         saved: SavedMachine | None,
@@ -175,12 +177,15 @@ class FirecrackerDriver:
         if saved is not None:
             saved = await asyncio.to_thread(_given_saved, machine.folder, saved)
             await api.call("PUT", "/snapshot/load", config.load(saved), timeout_s=_LOAD_S)
+            # it came with the limits that it was saved with
+            for path, body in config.limited(self._limits, (disk.slot for disk in spec.volumes)):
+                await api.call("PATCH", path, body)
         else:
             assert image is not None
             given_spec, kernel_file = await asyncio.to_thread(
                 _given_boot, machine.folder, spec, image
             )
-            for path, body in config.boot(given_spec, kernel_file):
+            for path, body in config.boot(given_spec, kernel_file, self._limits):
                 await api.call("PUT", path, body, timeout_s=_LOAD_S)
         await asyncio.to_thread(drives.let_go, machine.folder / "vm")
 
@@ -198,7 +203,8 @@ class FirecrackerDriver:
             size = int(record["ram_bytes"])
         except (KeyError, TypeError, ValueError) as exc:
             raise DataDamaged(f"{folder / launch.RECORD} is not a process record: {exc}") from exc
-        machine = FirecrackerMachine(launch.process_in(record), folder, image, size)
+        process = launch.process_in(record)
+        machine = FirecrackerMachine(process, folder, image, size, self._limits)
         await machine.status()
         return machine
 

@@ -24,6 +24,7 @@ from torpor.vmm.firecracker.clock import kept_still
 from torpor.vmm.firecracker.memory import add_changed
 from torpor.vmm.firecracker.volumes import FirecrackerVolumes
 from torpor.vmm.handing import give_to_vmm, take_over
+from torpor.vmm.limits import RateLimits
 from torpor.vmm.pages import changed_pages
 
 _DEVICES_MOST = 64 * MIB
@@ -51,7 +52,12 @@ class FirecrackerMachine:
     """A running Firecracker. Closing this object ends nothing; the machine goes on without us."""
 
     def __init__(
-        self, process: ProcessId, folder: Path, image: Path | None, ram_bytes: int
+        self,
+        process: ProcessId,
+        folder: Path,
+        image: Path | None,
+        ram_bytes: int,
+        limits: RateLimits,
     ) -> None:
         self._process = process
         self._folder = folder
@@ -59,7 +65,7 @@ class FirecrackerMachine:
         self._image = image
         self._ram_bytes = ram_bytes
         self.api = Api(self._inner / config.API_SOCKET, process.pid)
-        self._volumes = FirecrackerVolumes(self.api, folder, process.pid)
+        self._volumes = FirecrackerVolumes(self.api, folder, process.pid, limits)
 
     @property
     def process(self) -> ProcessId:

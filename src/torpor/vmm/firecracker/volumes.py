@@ -17,8 +17,15 @@ from torpor.layers.seal import seal
 from torpor.vmm.base import VolumeDisk
 from torpor.vmm.firecracker import disks, drives
 from torpor.vmm.firecracker.api import Api, Refused
-from torpor.vmm.firecracker.config import READ_ONLY_SLOTS, SLOTS, WRITABLE_SLOTS, volume_name
+from torpor.vmm.firecracker.config import (
+    READ_ONLY_SLOTS,
+    SLOTS,
+    WRITABLE_SLOTS,
+    disk_limit,
+    volume_name,
+)
 from torpor.vmm.handing import give_to_vmm
+from torpor.vmm.limits import RateLimits
 
 _PATCH_S = 30.0
 
@@ -57,11 +64,12 @@ def clear(folder: Path) -> None:
 class FirecrackerVolumes:
     """The places for volumes of one machine."""
 
-    def __init__(self, api: Api, folder: Path, pid: int) -> None:
+    def __init__(self, api: Api, folder: Path, pid: int, limits: RateLimits) -> None:
         self._api = api
         self._folder = folder
         self._inner = folder / "vm"
         self._pid = pid
+        self._limits = limits
 
     async def attach(self, disk: VolumeDisk) -> None:
         """Put a volume into its place. On `VmmFailed` the place is as empty as it was."""
@@ -69,7 +77,8 @@ class FirecrackerVolumes:
             raise VmmFailed(f"the machine has a volume in place {disk.slot} already")
         try:
             await put(self._folder, disk)
-            await self._patch(disk.slot)
+            # the place may have been saved with another limit
+            await self._patch(disk.slot, **disk_limit(self._limits))
         except BaseException:
             await finish(self._emptied(disk.slot), within_s=60.0)
             raise
@@ -134,10 +143,10 @@ class FirecrackerVolumes:
     async def _led(self, slot: int, target: Path) -> None:
         await asyncio.to_thread(drives.lead, self._inner, volume_name(slot), target)
 
-    async def _patch(self, slot: int) -> None:
-        """Have a place's file opened anew."""
+    async def _patch(self, slot: int, **more: object) -> None:
+        """Have a place's file opened anew, with more changes of the drive."""
         name = volume_name(slot)
-        body = {"drive_id": name, "path_on_host": name}
+        body = {"drive_id": name, "path_on_host": name, **more}
         await self._api.call("PATCH", f"/drives/{name}", body, timeout_s=_PATCH_S)
         await asyncio.to_thread(drives.let_go, self._inner)
 

@@ -19,6 +19,8 @@ AGENT_PORT = "torpor.agent0"
 """Name of the virtio-serial port that the guest agent opens."""
 
 DISK_ID = "disk0"
+DISK_DEVICE = f"/machine/peripheral/{DISK_ID}/virtio-backend"
+"""What QEMU knows the root disk's own device by; `DISK_ID` is the PCI card that it is on."""
 
 _VOLUMES_BUS = "volumes"
 

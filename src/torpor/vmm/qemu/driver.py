@@ -20,6 +20,7 @@ from torpor.errors import DataDamaged, InsufficientResources, VmmFailed
 from torpor.layers.space import full_disk_told
 from torpor.vmm import cgroup, launch
 from torpor.vmm.base import VOLUME_SLOTS, HostSupport, MachineSpec, SavedMachine
+from torpor.vmm.limits import RateLimits
 from torpor.vmm.qemu import command, format, host, merge
 from torpor.vmm.qemu.machine import QemuMachine, agent_socket, qmp_socket
 from torpor.vmm.qemu.overlay import Overlays
@@ -41,7 +42,8 @@ class QemuDriver:
     volume_slots: Sequence[int] = VOLUME_SLOTS
     read_only_slots: Sequence[int] = VOLUME_SLOTS
 
-    def __init__(self) -> None:
+    def __init__(self, limits: RateLimits | None = None) -> None:
+        self._limits = limits or RateLimits()
         self._host: host.QemuHost | None = None
         self._empty = Overlays()
 
@@ -112,9 +114,12 @@ class QemuDriver:
                 "ram": str(ram),
                 "ram_bytes": spec.ram_mib << 20,
             }
-            machine = await _recorded_and_attached(process, folder, ram, spec.ram_mib << 20, record)
+            machine = await _recorded_and_attached(
+                process, folder, ram, spec.ram_mib << 20, record, self._limits
+            )
             if saved:
                 await machine.load(saved.device_state)
+            await machine.limit_disks(disk.slot for disk in spec.volumes)
         except BaseException as exc:
             await finish(self._ended(folder, process), within_s=40.0)
             if isinstance(exc, VmmFailed):
@@ -138,7 +143,9 @@ class QemuDriver:
         if found is None or not found[0].alive():
             return None
         identity, ram, ram_bytes = found
-        return await QemuMachine.attach(identity, folder, ram, ram_bytes, timeout_s=10.0)
+        return await QemuMachine.attach(
+            identity, folder, ram, ram_bytes, self._limits, timeout_s=10.0
+        )
 
     async def sweep(self, folder: Path) -> None:
         """End every QEMU that belongs to `folder`, recorded in it or found by its name."""
@@ -186,11 +193,16 @@ def _listening(path: Path) -> Iterator[socket.socket]:
 
 
 async def _recorded_and_attached(
-    process: ProcessId, folder: Path, ram: Path, ram_bytes: int, record: dict[str, object]
+    process: ProcessId,
+    folder: Path,
+    ram: Path,
+    ram_bytes: int,
+    record: dict[str, object],
+    limits: RateLimits,
 ) -> QemuMachine:
     """Write who the process is, durably, while it starts; then it is ours to find again."""
     attached, written = await asyncio.gather(
-        QemuMachine.attach(process, folder, ram, ram_bytes, timeout_s=_GREETING_S),
+        QemuMachine.attach(process, folder, ram, ram_bytes, limits, timeout_s=_GREETING_S),
         asyncio.to_thread(write_json, folder / "vmm.json", record),
         return_exceptions=True,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from torpor.layers.ram import PAGE, RamLayer, RamLayerWriter
 from torpor.layers.space import full_disk_told
 from torpor.vmm.base import VmmStatus, VolumeDisk
 from torpor.vmm.handing import give_to_vmm, take_over
+from torpor.vmm.limits import RateLimits
 from torpor.vmm.pages import capture, changed_pages
 from torpor.vmm.qemu import command, physical
 from torpor.vmm.qemu.volumes import QemuVolumes
@@ -38,26 +39,42 @@ class QemuMachine:
     """A running QEMU. Closing this object ends nothing; the machine goes on without us."""
 
     def __init__(
-        self, process: ProcessId, folder: Path, ram: Path, ram_bytes: int, qmp: QMPClient
+        self,
+        process: ProcessId,
+        folder: Path,
+        ram: Path,
+        ram_bytes: int,
+        limits: RateLimits,
+        qmp: QMPClient,
     ) -> None:
         self._process = process
         self._folder = folder
         self._ram = ram
         self._ram_bytes = ram_bytes
+        self._limits = limits
         self._qmp = qmp
         self._turn = asyncio.Lock()
         self._volumes = QemuVolumes(self)
 
     @classmethod
     async def attach(
-        cls, process: ProcessId, folder: Path, ram: Path, ram_bytes: int, *, timeout_s: float
+        cls,
+        process: ProcessId,
+        folder: Path,
+        ram: Path,
+        ram_bytes: int,
+        limits: RateLimits,
+        *,
+        timeout_s: float,
     ) -> QemuMachine:
         """Connect to the control socket in `folder` of a QEMU whose memory of `ram_bytes` maps the file `ram`.
+
+        `limits` hold for the disks that it gets from now on.
 
         Raises:
             VmmFailed: it does not answer within `timeout_s` seconds, or the process has ended.
         """
-        return cls(process, folder, ram, ram_bytes, await _connect(folder, timeout_s))
+        return cls(process, folder, ram, ram_bytes, limits, await _connect(folder, timeout_s))
 
     @property
     def process(self) -> ProcessId:
@@ -200,11 +217,34 @@ class QemuMachine:
             f"QEMU (process {self._process.pid}) has no root disk", pid=self._process.pid
         )
 
+    async def limit_disks(self, slots: Iterable[int]) -> None:
+        """Hold the root disk, and each volume in these places, to the limit of disks. Raises `VmmFailed`."""
+        for device in (command.DISK_DEVICE, *map(command.volume_device, slots)):
+            await self._limit(device)
+
+    async def _limit(self, device: str) -> None:
+        """Hold a disk that has no limit yet to the one that disks have, if any."""
+        if self._limits.disk_bytes_per_s is None:
+            return
+        rates = dict.fromkeys(("bps_rd", "bps_wr", "iops", "iops_rd", "iops_wr"), 0)
+        await self._execute(
+            "block_set_io_throttle",
+            timeout_s=10.0,
+            id=device,
+            bps=self._limits.disk_bytes_per_s,
+            **rates,
+        )
+
     async def attach_volume(self, disk: VolumeDisk) -> None:
         """Plug a volume in."""
         if disk.active is not None:
             await asyncio.to_thread(give_to_vmm, self._folder, disk.active)
         await self._volumes.attach(disk)
+        try:
+            await self._limit(command.volume_device(disk.slot))
+        except BaseException:
+            await finish(self._volumes.detach(disk.slot), within_s=60.0)
+            raise
 
     async def detach_volume(self, slot: int) -> None:
         """Take a volume out; no file of it is open afterwards."""
