@@ -23,6 +23,7 @@ from torpor.guest.quiesce import Quiet
 from torpor.layers.ram import PAGE, RamLayer, RamLayerWriter
 from torpor.model import ExecEvent, ExecId, ExecInfo, ExecSpec, GuestInfo, Renewal
 from torpor.model_quiesce import QuiesceSpec
+from torpor.model_usage import DeviceFigures
 from torpor.model_volumes import VolumeUsage
 from torpor.vmm.base import (
     VOLUME_SLOTS,
@@ -31,6 +32,21 @@ from torpor.vmm.base import (
     SavedMachine,
     VmmStatus,
     VolumeDisk,
+)
+
+NO_FIGURES = DeviceFigures(
+    disk_read_bytes=0,
+    disk_written_bytes=0,
+    disk_reads=0,
+    disk_writes=0,
+    disk_failures=0,
+    disk_throttled=None,
+    network_received_bytes=None,
+    network_sent_bytes=None,
+    network_received_packets=None,
+    network_sent_packets=None,
+    network_failures=None,
+    network_throttled=None,
 )
 
 
@@ -120,6 +136,10 @@ class FakeVmm:
         found = self._driver.noted(self._folder).get("volumes", {}) | changes
         self._driver.note(self._folder, volumes={k: v for k, v in found.items() if v is not None})
 
+    async def figures(self) -> DeviceFigures:
+        await self._driver.step("figures")
+        return self._driver.figures
+
     async def kill(self) -> None:
         await self.process.kill()
 
@@ -140,6 +160,7 @@ class FakeDriver:
     snapshots_cut = False
 
     def __init__(self) -> None:
+        self.figures = NO_FIGURES
         self.fail: dict[str, Exception] = {}
         self.fail_once: dict[str, Exception] = {}
         self.block: dict[str, asyncio.Event] = {}

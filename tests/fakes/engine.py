@@ -69,6 +69,7 @@ from torpor.model import (
 from torpor.model_events import StateEvent
 from torpor.model_file_events import FileEvent
 from torpor.model_memory import MachineMove
+from torpor.model_usage import MachineUsage
 from torpor.sandboxes.events import EventLog
 from torpor.sandboxes.memories import AgentMemories
 from torpor.sandboxes.memory_moves import FollowingMemory
@@ -77,6 +78,23 @@ from torpor.sandboxes.requests import check_agent, check_lease
 from torpor.templates.missing import no_template
 
 CHUNK_BYTES = 64 << 10
+USAGE = MachineUsage(
+    since=datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
+    cpu_seconds=1.5,
+    memory_bytes=90 << 20,
+    disk_read_bytes=3 << 20,
+    disk_written_bytes=2 << 20,
+    disk_reads=30,
+    disk_writes=20,
+    disk_failures=0,
+    disk_throttled=4,
+    network_received_bytes=None,
+    network_sent_bytes=None,
+    network_received_packets=None,
+    network_sent_packets=None,
+    network_failures=None,
+    network_throttled=None,
+)
 
 
 def fake_template(name: str) -> TemplateInfo:
@@ -386,6 +404,8 @@ class FakeEngine(FakeSnapshots):
         self.built = {name: fake_template(name) for name in ("agent", "base")}
         self.users: Counter[SandboxId] = Counter()
         """How many hold each sandbox's guest."""
+        self.usages: dict[SandboxId, MachineUsage] = {}
+        """Others than `USAGE`."""
         self.forget_snapshots()
         self.volumes = FakeVolumes(lambda sandbox_id: self._found(sandbox_id).info)
         self._forget_memories()
@@ -510,6 +530,10 @@ class FakeEngine(FakeSnapshots):
         self.claims.check(sandbox_id, "pause", holder)
         self._need(sandbox_id, SandboxState.RUNNING, SandboxState.PAUSED)
         return self._set(sandbox_id, SandboxState.PAUSED)
+
+    async def usage(self, sandbox_id: SandboxId) -> MachineUsage:
+        self._need(sandbox_id, SandboxState.RUNNING, SandboxState.PAUSED)
+        return self.usages.get(sandbox_id, USAGE)
 
     async def resume(self, sandbox_id: SandboxId) -> SandboxInfo:
         self._need(sandbox_id, SandboxState.RUNNING, SandboxState.PAUSED)

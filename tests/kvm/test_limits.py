@@ -1,4 +1,4 @@
-"""A machine moves no more in a second than the daemon's settings allow, and a copy of it as much as its own daemon's."""
+"""A machine moves no more in a second than the daemon's settings allow, and what it moved is counted."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 
 import pytest
 
@@ -16,8 +17,8 @@ from torpor.base.home import Home
 from torpor.vmm.limits import DISK, NETWORK
 
 Restart = Callable[[], None]
-_MIB = 3
-"""What is moved. A full bucket lets one pass at once; the others take a second each."""
+_WRITTEN, _SENT = 3 << 20, 3 << 18
+"""What is moved; each limit lets a third of it pass at once, and then a third in each second."""
 _TAKES_S = 1.8
 
 
@@ -34,32 +35,58 @@ def unlimited(kvm_home: Home, monkeypatch: pytest.MonkeyPatch) -> Iterator[Resta
     end_daemon(kvm_home)
     monkeypatch.setenv(DISK, "1")
     if os.environ["TORPOR_DRIVER"] == "firecracker":
-        monkeypatch.setenv(NETWORK, "1")
+        monkeypatch.setenv(NETWORK, "0.25")
     new_daemon(kvm_home)
     yield limits_off
     if DISK in os.environ:
         limits_off()
 
 
-def test_what_is_too_fast_is_held_back(template: str, driver: str, unlimited: Restart) -> None:
+def test_what_is_too_fast_is_held_back_and_counted(
+    template: str, driver: str, unlimited: Restart
+) -> None:
+    """Networks are limited and counted by Firecracker alone."""
+    is_firecracker = driver == "firecracker"
     with Sandbox.create(template=template) as slow:
-        assert _write_s(slow) > _TAKES_S
-        if driver == "firecracker":
+        before = slow.usage()
+        slow_s = _write_s(slow)
+        assert slow_s > _TAKES_S
+        if is_firecracker:
             assert _send_s(slow) > _TAKES_S
+        used = slow.usage()
+        assert _WRITTEN <= used.disk_written_bytes - before.disk_written_bytes < 4 * _WRITTEN
+        assert used.disk_writes > before.disk_writes
+        assert (used.disk_failures, bool(used.disk_throttled)) == (0, is_firecracker)
+        assert used.cpu_seconds > before.cpu_seconds
+        assert 1 << 20 < used.memory_bytes < slow.info.ram_mib << 20
+        if is_firecracker:
+            sent = (used.network_sent_bytes or 0) - (before.network_sent_bytes or 0)
+            assert _SENT <= sent < 2 * _SENT
+            assert used.network_throttled
+        else:
+            assert used.network_sent_bytes is None
         snapshot = slow.snapshot()
         unlimited()
+        later = slow.usage()
+        assert abs(later.since - used.since) < timedelta(seconds=2)
+        assert later.disk_written_bytes >= used.disk_written_bytes, "the next daemon counts on"
+        assert (later.network_sent_bytes or 0) >= (used.network_sent_bytes or 0)
         assert _write_s(slow) > _TAKES_S, "a machine keeps what it was started with"
         with Sandbox.restore(snapshot.id) as fast:
-            assert any(_write_s(fast) < _TAKES_S for _ in range(3))
-            if driver == "firecracker":
-                assert any(_send_s(fast) < _TAKES_S for _ in range(3))
+            assert any(_write_s(fast) < slow_s for _ in range(3))
+            if is_firecracker:
+                _send_s(fast)
+                found = fast.usage()
+                assert (found.disk_throttled, found.network_throttled) == (0, 0)
 
 
 def _write_s(sandbox: Sandbox) -> float:
     """Return how many seconds it takes to write to the disk."""
     time.sleep(1)  # until its bucket is full
     begun = time.monotonic()
-    write = f"dd if=/dev/zero of=/root/written bs=256k count={4 * _MIB} oflag=direct conv=notrunc"
+    write = (
+        f"dd if=/dev/zero of=/root/written bs=256k count={_WRITTEN >> 18} oflag=direct conv=notrunc"
+    )
     sandbox.exec(write, check=True)
     return time.monotonic() - begun
 
@@ -70,11 +97,11 @@ def _send_s(sandbox: Sandbox) -> float:
         server.settimeout(60)
         send = (
             "import socket; link = socket.create_connection("
-            f"{server.getsockname()!r}, 30); link.sendall(bytes({_MIB << 20})); link.close()"
+            f"{server.getsockname()!r}, 30); link.sendall(bytes({_SENT})); link.close()"
         )
         sending = sandbox.exec(["python3", "-c", send], background=True)
         link, _ = server.accept()
-        begun, left = time.monotonic(), _MIB << 20
+        begun, left = time.monotonic(), _SENT
         with link:
             while left > 0:
                 data = link.recv(1 << 20)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import subprocess
+import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
 
@@ -240,6 +243,24 @@ class ProcessId:
             return None
         return fd
 
+    def usage(self) -> ProcessUsage | None:
+        """Return what this very process has used; None if it is gone. Blocks."""
+        fields = _stat_fields(self.pid)
+        try:
+            status = Path(f"/proc/{self.pid}/status").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            return None
+        private = re.search(r"^RssAnon:\s+(\d+) kB$", status, re.MULTILINE)
+        if fields is None or private is None or int(fields[19]) != self.started_ticks:
+            return None
+        per_s = os.sysconf("SC_CLK_TCK")
+        age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - self.started_ticks / per_s
+        return ProcessUsage(
+            started_at=datetime.fromtimestamp(time.time() - age_s, UTC),
+            cpu_s=(int(fields[11]) + int(fields[12])) / per_s,
+            private_bytes=int(private[1]) << 10,
+        )
+
     async def kill(self, *, within_s: float = 5.0) -> None:
         """Kill this very process and wait until it is gone; nothing happens if it is gone already.
 
@@ -273,6 +294,17 @@ class ProcessId:
         finally:
             os.close(fd)
         _reap(self.pid)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessUsage:
+    """What a process has used so far."""
+
+    started_at: datetime
+    cpu_s: float
+    """In user space and in the kernel, of all its threads."""
+    private_bytes: int
+    """Of its memory, that no file on disk holds."""
 
 
 async def _readable(fd: int, *, within_s: float | None) -> None:

@@ -1,13 +1,17 @@
-"""Files that are mostly holes: a digest that costs nothing for those."""
+"""Files that are mostly holes: a digest that costs nothing for those, and making one."""
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import hashlib
 import os
 from pathlib import Path
 
 from torpor.base.units import MIB
+
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2
+"""Flags of fallocate(2), include/uapi/linux/falloc.h."""
 
 
 def sparse_sha256(path: Path) -> str:
@@ -40,3 +44,16 @@ def _next_data(fd: int, offset: int) -> int:
         if exc.errno == errno.ENXIO:
             return os.lseek(fd, 0, os.SEEK_END)
         raise
+
+
+def make_hole(fd: int, offset: int, length: int) -> None:
+    """Give back the disk space of a part of a file, which then reads as zeros; its size stays. Blocks.
+
+    Raises:
+        OSError: the file system has no holes.
+    """
+    fallocate = ctypes.CDLL(None, use_errno=True).fallocate
+    fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    if fallocate(fd, _KEEP_SIZE | _PUNCH_HOLE, offset, length) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))

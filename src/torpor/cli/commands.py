@@ -22,6 +22,7 @@ COMMANDS: dict[str, Lazy] = {
     "create": Lazy("torpor.cli.sandboxes", "create", "Make a sandbox and print its id."),
     "ls": Lazy("torpor.cli.sandboxes", "ls", "List sandboxes, newest first."),
     "get": Lazy("torpor.cli.sandboxes", "get", "Show all that is so about a sandbox."),
+    "usage": Lazy("torpor.cli.usage", "usage", "Say what machines take and have used."),
     "pause": Lazy("torpor.cli.sandboxes", "pause", "Stop a sandbox's CPUs; its memory stays."),
     "resume": Lazy("torpor.cli.sandboxes", "resume", "Let a paused sandbox run on."),
     "ttl": Lazy("torpor.cli.sandboxes", "ttl", "Say when a sandbox is to end."),

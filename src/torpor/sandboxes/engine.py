@@ -44,6 +44,7 @@ from torpor.model import (
 from torpor.model_events import StateEvent
 from torpor.model_memory import Policy
 from torpor.model_quiesce import QuiesceSpec
+from torpor.model_usage import MachineUsage
 from torpor.model_volumes import VolumesMode
 from torpor.sandboxes import folder as files
 from torpor.sandboxes.boot import TemplateBooter
@@ -77,6 +78,7 @@ from torpor.sandboxes.snapshot_calls import SnapshotCalls
 from torpor.sandboxes.task import SandboxTask
 from torpor.sandboxes.template_calls import TemplateCalls
 from torpor.sandboxes.traced import traced_connect, traced_driver
+from torpor.sandboxes.usage import usage_of
 from torpor.sandboxes.volume_capture import check_mode
 from torpor.sandboxes.volume_engine import EngineVolumes
 from torpor.sandboxes.warm import WarmTemplates
@@ -355,6 +357,10 @@ class Engine(CreationCalls, SnapshotCalls, TemplateCalls):
         """Set after how long without work a sandbox hibernates by itself."""
         check_idle(idle_seconds)
         return await (await self._task(sandbox_id)).set_idle(idle_seconds)
+
+    async def usage(self, sandbox_id: SandboxId) -> MachineUsage:
+        """Return what a sandbox's machine has used since its VMM was started."""
+        return await usage_of((await self._task(sandbox_id)).machine)
 
     def console(self, sandbox_id: SandboxId, *, follow: bool = False) -> AsyncIterator[bytes]:
         """Yield the console log; with `follow`, go on until the machine ends."""

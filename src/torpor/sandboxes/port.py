@@ -30,6 +30,7 @@ from torpor.model_events import StateEvent
 from torpor.model_inventory import Inventory
 from torpor.model_memory import Policy
 from torpor.model_quiesce import QuiesceReport, QuiesceSpec
+from torpor.model_usage import MachineUsage
 from torpor.model_volumes import VolumesMode
 from torpor.sandboxes.claims import Claim
 from torpor.sandboxes.memories import AgentMemories
@@ -313,6 +314,16 @@ class EnginePort(Protocol):
 
     def events(self, *, after: str | None = None) -> AsyncIterator[StateEvent]:
         """Yield changes of state behind the event `after` (None: from now on), for ever; a `gap` where some are missing."""
+        ...
+
+    async def usage(self, sandbox_id: SandboxId) -> MachineUsage:
+        """Return what the sandbox's machine has used since its VMM was started; it wakes nothing.
+
+        Raises:
+            NotFound: no such sandbox.
+            WrongState: it has no machine now: it sleeps, failed or stopped.
+            VmmFailed: its VMM does not answer.
+        """
         ...
 
     def console(self, sandbox_id: SandboxId, *, follow: bool = False) -> AsyncIterator[bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
@@ -19,6 +20,7 @@ from torpor.model import (
     TemplateInfo,
 )
 from torpor.model_access import DEFAULT_WORKSPACE
+from torpor.model_usage import MachineUsage
 
 Body = Mapping[str, Any]
 
@@ -107,6 +109,14 @@ def exec_info(body: Body) -> ExecInfo:
         stderr_path=body["stderr_path"],
         terminal=body.get("terminal", False),
         is_idle=body.get("is_idle", False),
+    )
+
+
+def machine_usage(body: Body) -> MachineUsage:
+    """Return the usage in `body`."""
+    names = {field.name for field in dataclasses.fields(MachineUsage)} - {"since"}
+    return MachineUsage(
+        since=datetime.fromisoformat(body["since"]), **{name: body[name] for name in names}
     )
 
 

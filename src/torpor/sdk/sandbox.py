@@ -21,6 +21,7 @@ from torpor.model import (
     SandboxInfo,
     SandboxState,
 )
+from torpor.model_usage import MachineUsage
 from torpor.sdk import forks
 from torpor.sdk.checks import AsyncChecks
 from torpor.sdk.client import Client, connection, raw_bytes
@@ -32,7 +33,7 @@ from torpor.sdk.feed import ExecFeed
 from torpor.sdk.files import AsyncFilesystem
 from torpor.sdk.memory import AsyncMemorySpace
 from torpor.sdk.moves import AsyncMoves
-from torpor.sdk.parse import chunk_bytes, exec_info, process_info, sandbox_info
+from torpor.sdk.parse import chunk_bytes, exec_info, machine_usage, process_info, sandbox_info
 from torpor.sdk.ports import AsyncPorts
 from torpor.sdk.process import (
     AsyncProcess,
@@ -218,6 +219,14 @@ class AsyncSandbox(
         """Let the sandbox end `ttl_seconds` from now; None: never."""
         body = {"ttl_seconds": ttl_seconds, "on_timeout": on_timeout}
         await self._connection.call("PATCH", f"{self._path}/lifecycle", body=body)
+
+    @dual
+    async def usage(self) -> MachineUsage:
+        """Return what the machine takes, and has used since its VMM was started: CPU, memory, disks, network.
+
+        Figures that its driver does not count are None. A sandbox that sleeps is not woken: it raises `WrongState`.
+        """
+        return machine_usage(await self._connection.call("GET", f"{self._path}/usage"))
 
     fork = forks.fork
 

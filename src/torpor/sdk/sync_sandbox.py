@@ -19,6 +19,7 @@ from torpor.model import (
     SandboxInfo,
     SandboxState,
 )
+from torpor.model_usage import MachineUsage
 from torpor.sdk import sync_forks
 from torpor.sdk.client import Client
 from torpor.sdk.collect import OUTPUT_LIMIT_BYTES, Collector, TextCallback
@@ -153,6 +154,14 @@ class Sandbox(Moves, Checks, Proofs, SandboxVolumes, Ports, Terminals, Code, Fam
     def set_ttl(self, ttl_seconds: int | None, *, on_timeout: OnTimeout | None = None) -> None:
         """Let the sandbox end `ttl_seconds` from now; None: never."""
         loop_thread.run(self._sandbox.set_ttl(ttl_seconds, on_timeout=on_timeout))
+
+    @dual
+    def usage(self) -> MachineUsage:
+        """Return what the machine takes, and has used since its VMM was started: CPU, memory, disks, network.
+
+        Figures that its driver does not count are None. A sandbox that sleeps is not woken: it raises `WrongState`.
+        """
+        return loop_thread.run(self._sandbox.usage())
 
     fork = sync_forks.fork
 

@@ -15,9 +15,12 @@ from torpor.errors import TorporError
 from torpor.model import ExecInfo, SandboxFilter, SandboxState
 from torpor.sandboxes.port import EnginePort
 from torpor.server.forks import every
+from torpor.server.usage_sums import UsageSums
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 _REQUEST_SECONDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 30, 300)
+
+_WITH_MACHINE = frozenset({SandboxState.RUNNING, SandboxState.PAUSED})
 
 
 class Metrics:
@@ -66,6 +69,7 @@ class Metrics:
         self._sandboxes = Gauge("sandboxes", "Sandboxes by state.", ["state"], **kept)
         self._snapshots = Gauge("snapshots", "Snapshots.", **kept)
         self._templates = Gauge("templates", "Built templates.", **kept)
+        self._usage = UsageSums(**kept)
         Gauge("info", "The daemon's version.", ["version"], **kept).labels(__version__).set(1)
 
     def request(self, method: str, route: str, status: int, seconds: float) -> None:
@@ -109,10 +113,14 @@ class Metrics:
     async def text(self, engine: EnginePort) -> bytes:
         """Return all figures; what is counted is counted now."""
         states: Count[str] = Count()
+        machines = []
         async for info in every(engine, SandboxFilter()):
             states[info.state] += 1
+            if info.state in _WITH_MACHINE:
+                machines.append(info.id)
         for state in SandboxState:
             self._sandboxes.labels(state).set(states[state])
         self._snapshots.set(len(await engine.snapshots()))
         self._templates.set(len(await engine.templates()))
+        await self._usage.look(engine, machines)
         return generate_latest(self.registry)

@@ -21,6 +21,7 @@ READ = frozenset(
         "get_snapshot",
         "get_template",
         "get_tree",
+        "get_usage",
         "get_volume",
         "get_watch",
         "health",

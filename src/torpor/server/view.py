@@ -44,6 +44,7 @@ from torpor.model_events import StateEvent
 from torpor.model_inventory import Inventory
 from torpor.model_memory import Policy
 from torpor.model_quiesce import QuiesceReport, QuiesceSpec
+from torpor.model_usage import MachineUsage
 from torpor.model_volumes import VolumesMode
 from torpor.sandboxes.claims import Claim
 from torpor.sandboxes.memories import AgentMemories
@@ -327,6 +328,11 @@ class EngineView:
         await self.get(sandbox_id)
         with self._act("delete", sandbox_id):
             return await self._engine.delete(sandbox_id)
+
+    async def usage(self, sandbox_id: SandboxId) -> MachineUsage:
+        """See `EnginePort.usage`."""
+        await self.get(sandbox_id)
+        return await self._engine.usage(sandbox_id)
 
     async def pause(self, sandbox_id: SandboxId, *, holder: str | None = None) -> SandboxInfo:
         """Stop a machine's vCPUs."""

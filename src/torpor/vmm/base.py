@@ -9,6 +9,7 @@ from typing import Literal, Protocol
 
 from torpor.base.proc import ProcessId
 from torpor.layers.ram import RamLayer
+from torpor.model_usage import DeviceFigures
 
 VmmStatus = Literal["running", "paused", "ended"]
 
@@ -196,6 +197,10 @@ class Vmm(Protocol):
 
     async def volumes(self) -> Mapping[int, str]:
         """Return each volume's slot and which file is its newest: its name without suffix. Raises `VmmFailed`."""
+        ...
+
+    async def figures(self) -> DeviceFigures:
+        """Return what went through its devices since its process was started. Raises `VmmFailed`."""
         ...
 
     async def kill(self) -> None:

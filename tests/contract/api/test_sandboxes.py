@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.contract.api.conftest import Rest, parse_sse
+from tests.contract.api.test_cli import Cli
+from tests.fakes.engine import USAGE
 from tests.fakes.serving import ServerThread
-from torpor import __version__
+from torpor import Sandbox, __version__
 from torpor.server.wire import LifecycleWire, SandboxPageWire, SandboxWire
+from torpor.server.wire_usage import UsageWire
 
 UNKNOWN = "/v1/sandboxes/sbx_00000000000000000000"
 
@@ -128,6 +133,32 @@ def test_pause_resume_delete(rest: Rest) -> None:
     rest.fails("POST", f"{path}/pause", 409, "object.wrong_state")
 
 
+def test_what_a_machine_uses(rest: Rest) -> None:
+    sandbox, cli = rest.create(), Cli()
+    path = f"/v1/sandboxes/{sandbox}"
+    body = rest.ok("GET", f"{path}/usage")
+    UsageWire.model_validate(body)
+    assert (body["disk_reads"], body["network_sent_bytes"]) == (30, None)
+    assert Sandbox.usage(sandbox) == USAGE
+    assert Sandbox.get(sandbox).usage() == USAGE
+    assert cli.json("usage", sandbox) == {
+        "sandbox_id": sandbox,
+        **body,
+        "since": USAGE.since.isoformat(),
+    }
+    shown = cli("usage", sandbox)
+    assert re.search(r"^disk read +3\.0 MiB in 30$", shown, re.MULTILINE)
+    assert re.search(r"^sent +-$", shown, re.MULTILINE)
+    rest.ok("POST", f"{path}/pause", status=204)
+    (row,) = cli.json("usage")
+    assert (row["sandbox_id"], row["disk_throttled"]) == (sandbox, 4)
+    numbers = r" +1\.5 s +90 MiB +3\.0 MiB +2\.0 MiB +- +- +4$"
+    assert re.search(rf"^{sandbox} .*{numbers}", cli("usage").rstrip().splitlines()[1])
+    rest.ok("POST", f"{path}/hibernate")
+    rest.fails("GET", f"{path}/usage", 409, "object.wrong_state")
+    assert (cli("usage"), cli.stderr) == ("", "no machine runs\n")
+
+
 def test_lifecycle(rest: Rest) -> None:
     path = f"/v1/sandboxes/{rest.create()}/lifecycle"
     body = rest.ok("GET", path)
@@ -148,6 +179,7 @@ def test_lifecycle(rest: Rest) -> None:
         ("POST", f"{UNKNOWN}/pause"),
         ("POST", f"{UNKNOWN}/resume"),
         ("GET", f"{UNKNOWN}/lifecycle"),
+        ("GET", f"{UNKNOWN}/usage"),
         ("GET", f"{UNKNOWN}/logs"),
         ("GET", f"{UNKNOWN}/execs"),
         ("GET", f"{UNKNOWN}/execs/exec_00000000000000000000/stream"),

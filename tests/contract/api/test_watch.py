@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.contract.api.conftest import Rest
+from tests.fakes.engine import USAGE
 from tests.fakes.serving import ServerThread
 from torpor.base import tracing
+from torpor.model import SandboxId
 from torpor.server import access_log
 from torpor.server.access_log import AccessLog
 
@@ -41,6 +45,31 @@ def test_what_is_counted(rest: Rest) -> None:
     route = 'method="POST",route="/v1/sandboxes/{sandbox_id}/exec",status="200"'
     assert found[f"torpor_http_requests_total{{{route}}}"] >= 1
     assert found['torpor_http_requests_total{method="GET",route="none",status="404"}'] >= 1
+
+
+def test_what_machines_used_between_two_scrapes_is_added_up(
+    rest: Rest, server: ServerThread
+) -> None:
+    one, two = (SandboxId(rest.create()) for _ in range(2))
+
+    def totals() -> tuple[float, float, float]:
+        found = figures(rest)
+        names = ("cpu_seconds_total", "disk_reads_total", "memory_bytes")
+        cpu_s, reads, memory = (found[f"torpor_machines_{name}"] for name in names)
+        return cpu_s, reads, memory
+
+    before = totals()
+    assert before[2] == 2 * USAGE.memory_bytes
+    grown = replace(USAGE, cpu_seconds=USAGE.cpu_seconds + 2, disk_reads=USAGE.disk_reads + 10)
+    server.engine.usages[one] = grown
+    assert totals() == (before[0] + 2, before[1] + 10, before[2])
+    assert totals() == (before[0] + 2, before[1] + 10, before[2]), "nothing is added twice"
+    anew = replace(grown, since=USAGE.since + timedelta(hours=1), disk_reads=5)
+    server.engine.usages[one] = anew
+    assert totals()[1] == before[1] + 10, "it slept meanwhile"
+    server.engine.usages[one] = replace(anew, disk_reads=8)
+    rest.ok("DELETE", f"/v1/sandboxes/{two}", status=204)
+    assert totals() == (before[0] + 2, before[1] + 13, USAGE.memory_bytes)
 
 
 def test_no_label_is_an_id(rest: Rest) -> None:

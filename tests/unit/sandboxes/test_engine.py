@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from datetime import timedelta
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
+from tests.fakes.driver import NO_FIGURES
 from tests.unit.sandboxes.world import Play, World
 from torpor.errors import (
     Conflict,
@@ -46,6 +48,26 @@ def test_create_get_list_delete(play: Play) -> None:
         assert (await world.engine.delete(made.id)).state is S.DELETED
         assert (await world.engine.list(SandboxFilter())).items == ()
         assert not world.folder(made.id).exists()
+
+    play(scene)
+
+
+def test_what_a_machine_uses_is_its_process_s_and_its_devices(play: Play) -> None:
+    async def scene(world: World) -> None:
+        made = await world.create()
+        world.driver.figures = replace(NO_FIGURES, disk_reads=7, network_sent_bytes=9)
+        used = await world.engine.usage(made.id)
+        assert (used.disk_reads, used.network_sent_bytes, used.network_throttled) == (7, 9, None)
+        assert abs(datetime.now(UTC) - used.since) < timedelta(seconds=60)
+        assert used.memory_bytes > 0
+        assert used.cpu_seconds >= 0
+        await world.engine.pause(made.id)
+        assert (await world.engine.usage(made.id)).disk_reads == 7
+        await world.engine.hibernate(made.id)
+        with pytest.raises(WrongState, match="is hibernated; it has no machine") as caught:
+            await world.engine.usage(made.id)
+        assert caught.value.hint == f"it counts from its wake on: torpor wake {made.id}"
+        assert (await world.engine.get(made.id)).state is S.HIBERNATED, "looking wakes nothing"
 
     play(scene)
 

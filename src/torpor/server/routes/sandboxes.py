@@ -22,6 +22,7 @@ from torpor.server.wire import (
     SandboxPageWire,
     SandboxWire,
 )
+from torpor.server.wire_usage import UsageWire
 
 router = APIRouter(prefix="/v1/sandboxes", tags=["sandboxes"], responses=FAILURES)
 
@@ -117,6 +118,12 @@ async def set_lifecycle(sandbox_id: str, body: LifecycleRequest, engine: Engine)
     if "ttl_seconds" in body.model_fields_set:
         await engine.set_ttl(found, body.ttl_seconds, on_timeout=body.on_timeout)
     return Reply(LifecycleWire.of(await engine.get(found)))
+
+
+@router.get("/{sandbox_id}/usage", response_model=UsageWire)
+async def get_usage(sandbox_id: str, engine: Engine) -> Reply:
+    """Return what the machine takes, and has used since its VMM was started; a sandbox that sleeps is not woken."""
+    return Reply(UsageWire.of(await engine.usage(SandboxId(sandbox_id))))
 
 
 @router.get(

@@ -24,6 +24,8 @@ CONSOLE = "console.log"
 MEMORY = "ram"
 """The file that snapshots of the machine are merged into."""
 DEVICES = "devices"
+METRICS = "metrics"
+"""What Firecracker counts; see `figures`."""
 DISK = "disk"
 """A link to the active overlay."""
 DISK_ID = "disk0"
@@ -47,7 +49,8 @@ def instance(name: str) -> str:
 
 def arguments(log: str) -> list[str]:
     """Return the arguments of a Firecracker that is to have nothing in it yet and writes its log there."""
-    return ["--api-sock", API_SOCKET, "--log-path", log, "--level", "Warn"]
+    told = ["--api-sock", API_SOCKET, "--log-path", log, "--level", "Warn"]
+    return [*told, "--metrics-path", METRICS]
 
 
 def boot(

@@ -37,6 +37,7 @@ from torpor.vmm.firecracker import (
     volumes,
 )
 from torpor.vmm.firecracker.api import Refused
+from torpor.vmm.firecracker.figures import Figures
 from torpor.vmm.firecracker.machine import FirecrackerMachine
 from torpor.vmm.limits import RateLimits
 
@@ -244,6 +245,8 @@ def _make_room(folder: Path, found: host.FirecrackerHost, active: Path) -> None:
     jail.clear(folder)
     if found.jailer is not None:
         found.jailer.prepare(folder, config.instance(folder.name))
+    _make_file(folder / "vm", config.METRICS)  # Firecracker does not make it
+    Figures(folder).forget()
     drives.lead(folder / "vm", config.DISK, active)
     volumes.clear(folder)
 
@@ -309,8 +312,17 @@ def _open_console(inner: Path) -> BinaryIO:
                 shutil.rmtree(path)
             else:
                 path.unlink()
-    fd = os.open(path, flags | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    if os.geteuid() == 0:
-        owner = inner.stat()
-        os.fchown(fd, owner.st_uid, owner.st_gid)
-    return os.fdopen(fd, "wb")
+    _make_file(inner, config.CONSOLE)
+    return open_plain(path, flags)
+
+
+def _make_file(inner: Path, name: str) -> None:
+    """Make an empty file of the machine's user; there is none of that name. Blocks."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(inner / name, flags, 0o600)
+    try:
+        if os.geteuid() == 0:
+            owner = inner.stat()
+            os.fchown(fd, owner.st_uid, owner.st_gid)
+    finally:
+        os.close(fd)

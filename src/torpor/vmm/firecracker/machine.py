@@ -17,10 +17,12 @@ from torpor.base.units import MIB
 from torpor.errors import InsufficientResources, VmmFailed
 from torpor.layers.ram import PAGE, RamLayer, RamLayerWriter
 from torpor.layers.space import full_disk_told
+from torpor.model_usage import DeviceFigures
 from torpor.vmm.base import VmmStatus, VolumeDisk
 from torpor.vmm.firecracker import config, disks, drives
 from torpor.vmm.firecracker.api import Api, Refused
 from torpor.vmm.firecracker.clock import kept_still
+from torpor.vmm.firecracker.figures import Figures
 from torpor.vmm.firecracker.memory import add_changed
 from torpor.vmm.firecracker.volumes import FirecrackerVolumes
 from torpor.vmm.handing import give_to_vmm, take_over
@@ -64,6 +66,7 @@ class FirecrackerMachine:
         self._inner = folder / "vm"
         self._image = image
         self._ram_bytes = ram_bytes
+        self._figures = Figures(folder)
         self.api = Api(self._inner / config.API_SOCKET, process.pid)
         self._volumes = FirecrackerVolumes(self.api, folder, process.pid, limits)
 
@@ -255,6 +258,11 @@ class FirecrackerMachine:
         """Return each volume's slot and the name of its newest file."""
         return await self._volumes.newest()
 
+    async def figures(self) -> DeviceFigures:
+        """Return what went through its devices since Firecracker was started."""
+        await self.api.call("PUT", "/actions", {"action_type": "FlushMetrics"})
+        return await asyncio.to_thread(self._figures.read)
+
     async def kill(self) -> None:
         """End Firecracker at once; returns when it is gone."""
         await self._process.kill(within_s=15.0)
@@ -266,12 +274,16 @@ class FirecrackerMachine:
             seen = 0
             while not ended.done():
                 await asyncio.wait({ended}, timeout=_CONSOLE_LOOK_S)
-                seen = await asyncio.to_thread(self._console_size, seen)
+                seen = await asyncio.to_thread(self._look, seen)
                 if seen < 0:
                     await self._process.kill(within_s=15.0)
             await ended
         finally:
             ended.cancel()
+
+    def _look(self, seen: int) -> int:
+        self._figures.tidy()
+        return self._console_size(seen)
 
     def _console_size(self, seen: int) -> int:
         """Return the size of the console's log; -1 when it is another than `seen` and ends with a power-off."""

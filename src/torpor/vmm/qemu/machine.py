@@ -19,11 +19,13 @@ from torpor.base.units import MIB
 from torpor.errors import InsufficientResources, VmmFailed
 from torpor.layers.ram import PAGE, RamLayer, RamLayerWriter
 from torpor.layers.space import full_disk_told
+from torpor.model_usage import DeviceFigures
 from torpor.vmm.base import VmmStatus, VolumeDisk
 from torpor.vmm.handing import give_to_vmm, take_over
 from torpor.vmm.limits import RateLimits
 from torpor.vmm.pages import capture, changed_pages
 from torpor.vmm.qemu import command, physical
+from torpor.vmm.qemu.figures import figures_of
 from torpor.vmm.qemu.volumes import QemuVolumes
 
 _UNHEARD_S = 1.0
@@ -262,6 +264,11 @@ class QemuMachine:
     async def volumes(self) -> Mapping[int, str]:
         """Return each volume's slot and the name of its newest file."""
         return await self._volumes.newest()
+
+    async def figures(self) -> DeviceFigures:
+        """Return what went through its disks since QEMU was started; it counts nothing of a network."""
+        answer = await self._execute("query-blockstats", timeout_s=10.0)
+        return figures_of(answer)
 
     async def kill(self) -> None:
         """End QEMU at once; returns when it is gone."""
