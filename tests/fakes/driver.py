@@ -136,6 +136,9 @@ class FakeVmm:
         found = self._driver.noted(self._folder).get("volumes", {}) | changes
         self._driver.note(self._folder, volumes={k: v for k, v in found.items() if v is not None})
 
+    async def give_back_memory(self) -> None:
+        await self._driver.step("give_back")
+
     async def figures(self) -> DeviceFigures:
         await self._driver.step("figures")
         return self._driver.figures

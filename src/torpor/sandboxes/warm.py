@@ -7,6 +7,7 @@ and is captured. It is a snapshot like any other, with the reason `template`.
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import replace
 
 from typing_extensions import override
@@ -14,8 +15,9 @@ from typing_extensions import override
 from torpor.base.aio import Supervisor, finish
 from torpor.base.faults import reach
 from torpor.base.ids import new_id
+from torpor.base.units import format_bytes
 from torpor.db.sandboxes import MachineLayers, SandboxRow, SandboxRows
-from torpor.errors import NotFound
+from torpor.errors import NotFound, VmmFailed
 from torpor.guest.port import Guest
 from torpor.layers.manifest import Manifest
 from torpor.model import ExecId, ExecSpec, SandboxId, SandboxInfo, SandboxState
@@ -28,6 +30,8 @@ from torpor.sandboxes.machine import SandboxMachine
 from torpor.sandboxes.parts import Parts
 from torpor.sandboxes.room import image_of
 from torpor.templates import Template
+
+_log = logging.getLogger(__name__)
 
 _SETTLE_S = 600.0
 _HOSTNAME = "template"
@@ -115,8 +119,24 @@ class WarmTemplates:
         guest = await m.guest(self._parts.boot_timeout_s)
         await m.until_end(guest.settle(timeout_s=_SETTLE_S))
         reach("warm.settled")
+        await self._made_small(template, m)
         await m.until_end(_rehearse(m, guest))
         return await take(m, Wish(reason="template", go_on=False), paused_before=False)
+
+    async def _made_small(self, template: Template, m: SandboxMachine) -> None:
+        """Have the guest give back what it does not use; the snapshot is larger where it does not."""
+        vmm, name = m.running_vmm(), template.info.name
+        before = await asyncio.to_thread(vmm.process.usage)
+        try:
+            await m.until_end(vmm.give_back_memory())
+        except VmmFailed as exc:
+            if not vmm.process.alive():
+                raise
+            self._parts.report(f"the snapshot of template {name} is larger than it need be", exc)
+        after = await asyncio.to_thread(vmm.process.usage)
+        if before is not None and after is not None and after.private_bytes < before.private_bytes:
+            given = format_bytes(before.private_bytes - after.private_bytes)
+            _log.info("before its snapshot the machine of template %s gave back %s", name, given)
 
 
 async def _rehearse(m: SandboxMachine, guest: Guest) -> None:

@@ -199,6 +199,17 @@ class Vmm(Protocol):
         """Return each volume's slot and which file is its newest: its name without suffix. Raises `VmmFailed`."""
         ...
 
+    async def give_back_memory(self) -> None:
+        """Let the guest of a machine that was booted give back what it does not use: it is zeros in the next snapshot.
+
+        The guest may be short of memory meanwhile, and what it reads from disk again is slower at first; nothing in it
+        fails. Nothing happens where guests give it back by themselves, or the machine goes on from a snapshot.
+
+        Raises:
+            VmmFailed: the guest does not take part; it has all its memory, or soon will.
+        """
+        ...
+
     async def figures(self) -> DeviceFigures:
         """Return what went through its devices since its process was started. Raises `VmmFailed`."""
         ...

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from torpor.vmm.base import MachineSpec, SavedMachine
-from torpor.vmm.firecracker import network
+from torpor.vmm.firecracker import balloon, network
 from torpor.vmm.limits import RateLimits
 
 API_SOCKET = "api.sock"
@@ -89,6 +89,7 @@ def boot(
     )
     yield "/vsock", {"guest_cid": _GUEST_CID, "uds_path": AGENT_SOCKET}
     yield "/entropy", {}
+    yield "/balloon", balloon.DEVICE
     yield "/actions", {"action_type": "InstanceStart"}
 
 

@@ -20,7 +20,7 @@ MINIMUM = (1, 12)
 """First release whose network devices can be given another tap when a snapshot is loaded."""
 
 MACHINE = 2
-"""Which machine `config` makes: RAM that was saved in another cannot go on."""
+"""Which machine `config` makes: RAM that was saved in another cannot go on. 2: places for volumes, and the balloon."""
 
 _INSTALL = "sudo torpor host setup"
 

@@ -19,7 +19,7 @@ from torpor.layers.ram import PAGE, RamLayer, RamLayerWriter
 from torpor.layers.space import full_disk_told
 from torpor.model_usage import DeviceFigures
 from torpor.vmm.base import VmmStatus, VolumeDisk
-from torpor.vmm.firecracker import config, disks, drives
+from torpor.vmm.firecracker import balloon, config, disks, drives
 from torpor.vmm.firecracker.api import Api, Refused
 from torpor.vmm.firecracker.clock import kept_still
 from torpor.vmm.firecracker.figures import Figures
@@ -257,6 +257,11 @@ class FirecrackerMachine:
     async def volumes(self) -> Mapping[int, str]:
         """Return each volume's slot and the name of its newest file."""
         return await self._volumes.newest()
+
+    async def give_back_memory(self) -> None:
+        """Blow the balloon up in a machine that was booted until the guest has no more to give, and let it out."""
+        if self._image is None:
+            await balloon.squeeze(self.api, self._ram_bytes)
 
     async def figures(self) -> DeviceFigures:
         """Return what went through its devices since Firecracker was started."""
