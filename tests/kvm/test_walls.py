@@ -16,6 +16,7 @@ from torpor.doctor import collect_now
 from torpor.layers.seal import LAYERS_GID
 from torpor.model import SandboxState
 
+LOGS = {"vm", "vm/console.log", "vmm.log", "metrics.json"}
 GROUPS = Path("/sys/fs/cgroup/torpor")
 
 
@@ -40,7 +41,7 @@ def test_a_vmm_is_held_from_its_start_to_its_end(
         assert not GROUPS.exists()
         folder = kvm_home.sandboxes / sbx.id
         left = {str(path.relative_to(folder)) for path in folder.rglob("*")}
-        assert left <= {"vm", "vm/console.log", "vmm.log"}, "asleep it has its logs alone"
+        assert left <= LOGS, "asleep it has its logs and sums alone"
         sbx.wake()
         users.add(_held(sbx, kvm_home, driver))
         sbx.rollback(snapshot.id)
@@ -55,7 +56,7 @@ def test_a_vmm_is_held_from_its_start_to_its_end(
             time.sleep(0.1)
         assert traces(kvm_home) == before
         left = {str(path.relative_to(folder)) for path in folder.rglob("*")}
-        assert left <= {"vm", "vm/console.log", "vmm.log"}
+        assert left <= LOGS
     assert traces(kvm_home) == before
 
 

@@ -30,6 +30,7 @@ from torpor.guest import vsock
 from torpor.sdk.loop import loop_thread
 from torpor.vmm.base import MachineSpec, SavedMachine
 from torpor.vmm.firecracker import config, host, kernel, network
+from torpor.vmm.limits import RateLimits
 
 _ECHO_PORT: Final = 1025
 _ECHO: Final = (
@@ -89,7 +90,8 @@ class FirecrackerFloor(Floor):
         source = spec.disk.layers[-1]
         if source.suffix != ".raw":
             raise InvalidRequest(f"{source} is not a disk that Firecracker can read")
-        boot = list(config.boot(spec, loop_thread.run(kernel.elf_of(spec.kernel))))
+        image = loop_thread.run(kernel.elf_of(spec.kernel))
+        boot = list(config.boot(spec, image, RateLimits()))
         _make_places(folder, boot)
         with self._waiting(folder) as waiting:
             begun = time.perf_counter()
