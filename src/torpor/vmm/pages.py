@@ -45,7 +45,13 @@ def capture(pid: int, ram: Path, ram_bytes: int, writer: RamLayerWriter) -> None
             memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
             try:
                 for area in _areas(pid, ram, ram_bytes):
-                    _copy(memory, area, _changed_pages(pagemap.fileno(), area), writer)
+                    copy_pages(
+                        memory,
+                        _changed_pages(pagemap.fileno(), area),
+                        writer,
+                        begin=area.start,
+                        first=area.offset // PAGE,
+                    )
             finally:
                 os.close(memory)
     except OSError as exc:
@@ -72,22 +78,27 @@ def changed_pages(pid: int, ram: Path, ram_bytes: int) -> NDArray[np.int64]:
         )
 
 
-def _copy(memory: int, area: _Area, pages: NDArray[np.int64], writer: RamLayerWriter) -> None:
-    """Read `pages` of an area, run by run into one buffer, and add them a buffer at a time."""
+def copy_pages(
+    fd: int, pages: NDArray[np.int64], writer: RamLayerWriter, *, begin: int = 0, first: int = 0
+) -> None:
+    """Add `pages` of what begins at byte `begin` of a file to `writer`, as pages from number `first` on. Blocks.
+
+    They are read run by run into one buffer, and added a buffer at a time.
+    """
     view = memoryview(bytearray(_CHUNK))
-    for begin in range(0, len(pages), _CHUNK // PAGE):
-        batch = pages[begin : begin + _CHUNK // PAGE]
+    for done in range(0, len(pages), _CHUNK // PAGE):
+        batch = pages[done : done + _CHUNK // PAGE]
         starts = np.flatnonzero(np.concatenate(([True], np.diff(batch) != 1)))
         at = 0
-        for first, count in zip(
+        for page, count in zip(
             batch[starts].tolist(), np.diff(np.append(starts, len(batch))).tolist(), strict=True
         ):
             want = count * PAGE
-            got = os.preadv(memory, [view[at : at + want]], area.start + first * PAGE)
+            got = os.preadv(fd, [view[at : at + want]], begin + page * PAGE)
             if got != want:
-                raise OSError(f"read {got} of {want} bytes of page {first}")
+                raise OSError(f"read {got} of {want} bytes of page {page}")
             at += want
-        writer.add(batch + area.offset // PAGE, view[:at])
+        writer.add(batch + first, view[:at])
 
 
 def _areas(pid: int, ram: Path, ram_bytes: int) -> list[_Area]:

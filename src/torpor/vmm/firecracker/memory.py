@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from torpor.base.fsio import open_plain
 from torpor.errors import VmmFailed
 from torpor.layers.ram import PAGE, RamLayerWriter
-
-_CHUNK = 4 << 20
+from torpor.vmm.pages import copy_pages
 
 
 def add_changed(
@@ -42,7 +41,7 @@ def add_changed(
             can_be = np.zeros_like(written)
             can_be[changed] = True
             written &= can_be
-        _copy(fd, np.flatnonzero(written), writer)
+        copy_pages(fd, np.flatnonzero(written), writer)
 
 
 def _written(fd: int, size: int) -> NDArray[np.bool_]:
@@ -59,20 +58,3 @@ def _written(fd: int, size: int) -> NDArray[np.bool_]:
         at = os.lseek(fd, start, os.SEEK_HOLE)
         found[start // PAGE : -(-at // PAGE)] = True
     return found
-
-
-def _copy(fd: int, pages: NDArray[np.int64], writer: RamLayerWriter) -> None:
-    view = memoryview(bytearray(_CHUNK))
-    for begin in range(0, len(pages), _CHUNK // PAGE):
-        batch = pages[begin : begin + _CHUNK // PAGE]
-        starts = np.flatnonzero(np.concatenate(([True], np.diff(batch) != 1)))
-        at = 0
-        for first, count in zip(
-            batch[starts].tolist(), np.diff(np.append(starts, len(batch))).tolist(), strict=True
-        ):
-            want = count * PAGE
-            got = os.preadv(fd, [view[at : at + want]], first * PAGE)
-            if got != want:
-                raise OSError(f"read {got} of {want} bytes of page {first}")
-            at += want
-        writer.add(batch, view[:at])
