@@ -40,6 +40,7 @@ from torpor.model import (
 from torpor.sandboxes import engine as engines
 from torpor.vmm.base import MachineSpec
 from torpor.vmm.choose import Choice
+from torpor.vmm.limits import RateLimits
 
 
 class PaperDriver(FakeDriver):
@@ -176,7 +177,7 @@ async def connect(
 def use_paper() -> None:
     """Let the engine be made with paper machines; all else is as ever."""
     parts: dict[str, Any] = {
-        "choose_driver": lambda _home: Choice(PaperDriver(), "it is of paper"),
+        "choose_driver": lambda _home: Choice(PaperDriver(), "it is of paper", RateLimits()),
         "connect": connect,
         "TemplateStore": lambda home, _booter: FakeTemplates(home.templates),
     }
