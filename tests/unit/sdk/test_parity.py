@@ -83,6 +83,7 @@ DUALS = {
     "snapshots",
     "test_quiesce",
     "unwatch",
+    "usage",
     "volumes",
     "wake",
     "watch",
