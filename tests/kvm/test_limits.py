@@ -17,9 +17,9 @@ from torpor.base.home import Home
 from torpor.vmm.limits import DISK, NETWORK
 
 Restart = Callable[[], None]
-_WRITTEN, _SENT = 3 << 20, 3 << 18
-"""What is moved; each limit lets a third of it pass at once, and then a third in each second."""
-_TAKES_S = 1.8
+_WRITTEN, _SENT = 5 << 20, 5 << 18
+"""What is moved: five times what a limit lets pass in a second. At once it lets twice that pass, at most."""
+_TAKES_S = 2.8
 
 
 @pytest.fixture
