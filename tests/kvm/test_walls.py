@@ -25,7 +25,7 @@ def test_a_vmm_is_held_from_its_start_to_its_end(
     template: str, kvm_home: Home, driver: str
 ) -> None:
     before = traces(kvm_home)
-    walls = {"limits of machines"} | ({"jailer"} if driver == "firecracker" else set())
+    walls = {"control groups"} | ({"jailer"} if driver == "firecracker" else set())
     assert walls <= _standing(kvm_home)
     users = set()
     with Sandbox.create(template=template) as sbx:

@@ -120,7 +120,7 @@ async def check_driver(home: Home, given: Driver | None) -> list[Check]:
     support = await driver.probe()
     chosen = [
         Check("driver", "ok", driver.name, why),
-        Check("limits", "ok", str(limits), f"of each machine; {DISK} and {NETWORK} set them"),
+        Check("rate limits", "ok", str(limits), f"of each machine; {DISK} and {NETWORK} set them"),
     ]
     if not support.usable:
         return [

@@ -20,7 +20,7 @@ from torpor.errors import VmmFailed
 from torpor.vmm.base import MachineSpec, Wall
 
 PARENT = "torpor"
-NAME = "limits of machines"
+NAME = "control groups"
 """What `torpor doctor` calls them."""
 
 _WANTED = ("cpu", "memory", "pids")
