@@ -1,7 +1,7 @@
 """Which driver a home's machines have: the one that `TORPOR_DRIVER` names, or the fastest that works here.
 
-What sleeps in a home, and its snapshots, can go on with their own driver only, and volumes are QEMU's. So a home keeps
-the driver that it began with until `TORPOR_DRIVER` names another.
+What sleeps in a home, and its snapshots, can go on with their own driver only. So a home keeps the driver that it
+began with until `TORPOR_DRIVER` names another.
 """
 
 from __future__ import annotations

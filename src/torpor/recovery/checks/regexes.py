@@ -17,15 +17,13 @@ from torpor.recovery.checks.facts import Unclear
 
 SEARCH_LIMIT_S = 5.0
 _REPEATS = frozenset("*+?{")
-_SEARCH = (
+_BEGIN = (
     "import json,re,sys\n"
     "pattern,texts=json.loads(sys.stdin.buffer.read())\n"
     "found=re.compile(pattern).search\n"
-    "sys.exit(0 if any(found(t) for t in texts) else 10)\n"
 )
-_WHICH = (
-    _SEARCH.rpartition("sys.exit")[0] + "print(json.dumps([found(t) is not None for t in texts]))\n"
-)
+_SEARCH = _BEGIN + "sys.exit(0 if any(found(t) for t in texts) else 10)\n"
+_WHICH = _BEGIN + "print(json.dumps([found(t) is not None for t in texts]))\n"
 
 
 async def search(pattern: str, texts: Sequence[str]) -> bool:

@@ -140,9 +140,8 @@ class DrillActs:
                 boot = _not_looked_at(memory, "inconclusive", why)
             else:
                 row, boot = await self._boot(row, memory)
-                if boot.pop(
-                    "died"
-                ):  # which may be this host's fault, such as one that is out of memory
+                # which may be this host's fault, such as one that is out of memory
+                if boot.pop("died"):
                     why = f"{memory}: {boot['points'][0]['why']}; it was begun anew"
                     interrupted = [*row.notes.get("interrupted", []), why]
                     row = replace(row, notes={**row.notes, "interrupted": interrupted})
