@@ -12,12 +12,13 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from torpor import Templates
+from torpor import Sandbox, Templates
 from torpor.base.fsio import locked
 from torpor.base.home import Home
 from torpor.base.proc import ProcessId
@@ -153,6 +154,13 @@ def machines(home: Home) -> list[ProcessId]:
         if process is not None:
             found.append(process)
     return found
+
+
+def clock_error_s(sandbox: Sandbox) -> float:
+    """Return by how many seconds a machine's clock is wrong at the least: its answer comes from some moment of the call."""
+    before = time.time()
+    there = float(sandbox.exec("date +%s.%N", check=True).stdout)
+    return max(before - there, there - time.time(), 0.0)
 
 
 def _end_machines(home: Home) -> None:

@@ -49,12 +49,16 @@ def kvm_home(driver: str) -> Iterator[Home]:
     if driver == "firecracker" and os.geteuid() != 0:
         pytest.fail("without root machines of Firecracker have no network: run this suite as root")
     named = os.environ.get("TORPOR_TEST_HOME")
-    # not below pytest's own folders: those are closed to the users that machines run as
-    folder = Path(named or tempfile.mkdtemp(prefix="torpor-kvm."))
+    # not below pytest's own folders: those are closed to the users that machines run as; and new for each run, so that
+    # what a run left behind is not in the way of the next
+    if named:
+        Path(named).mkdir(mode=0o711, parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="torpor-kvm.", dir=named))
     folder.chmod(0o711)
     home = Home(folder / driver)
     home.prepare()
-    _take_templates(folder / "templates", home)
+    if named:
+        _take_templates(Path(named) / "templates", home)
     before = traces(home)
     yield home
     end_daemon(home)
@@ -62,15 +66,14 @@ def kvm_home(driver: str) -> Iterator[Home]:
     sandboxes = [path.name for path in home.sandboxes.iterdir()]
     for pid in machines(home):
         os.kill(pid, signal.SIGKILL)
-    if not named:
-        shutil.rmtree(folder)
+    shutil.rmtree(folder)
     assert not any(left.values()), f"left behind: {left}"
     assert not sandboxes
 
 
 def _take_templates(source: Path, home: Home) -> None:
     """Copy the templates that are there already; the build then finds that it is done."""
-    if source.is_dir() and not any(home.templates.iterdir()):
+    if source.is_dir():
         argv = ["cp", "-a", "--reflink=auto", "--sparse=always", f"{source}/.", str(home.templates)]
         subprocess.run(argv, check=True, timeout=300)
 

@@ -52,12 +52,17 @@ def _run(rig: machine.Rig, driver: str, more: Sequence[str], until: float) -> tu
 
     status = run(argv)
     if status == 1:
-        say(f"{driver}: what failed is run once more")
+        say(f"{driver}: runs once more what failed: {', '.join(_failed(said.text()))}")
         status = run([*argv, *_WHAT_FAILED])
     closing = _CLOSING.findall(said.text())
     late = ", its time was over" if status == _LATE else ""
     say(f"{driver} ended with status {status}{late}: {' / '.join(closing) or 'no closing line'}")
     return status, said.text()
+
+
+def _failed(text: str) -> list[str]:
+    """Return the tests that did not pass, each with how."""
+    return [f"{test} {how}" for test, _, how in _RESULT.findall(text) if how in ("FAILED", "ERROR")]
 
 
 class Said:
@@ -89,9 +94,10 @@ def problem(text: str, drivers: Sequence[str]) -> str | None:
     """
     results = {test: (driver, result) for test, driver, result in _RESULT.findall(text)}
     passed = dict.fromkeys(drivers, 0)
-    for driver, result in results.values():
-        if result != "PASSED":
-            return f"a test of {driver} is {result}"
+    wrong = [f"{test} is {result}" for test, (_, result) in results.items() if result != "PASSED"]
+    if wrong:
+        return ", ".join(wrong)
+    for driver, _ in results.values():
         passed[driver] = passed.get(driver, 0) + 1
     if not passed or min(passed.values()) == 0:
         return f"no test passed with: {', '.join(d for d, n in passed.items() if n == 0)}"

@@ -50,7 +50,9 @@ def test_of_a_test_that_ran_twice_the_last_result_counts() -> None:
     again = "tests/kvm/test_a.py::test_two[qemu] {}      [100%]\n"
     drivers = ["qemu", "firecracker"]
     assert problem(failed + again.format("PASSED"), drivers) is None
-    assert problem(failed + again.format("FAILED"), drivers) == "a test of qemu is FAILED"
+    assert problem(failed + again.format("FAILED"), drivers) == (
+        "tests/kvm/test_a.py::test_two[qemu] is FAILED"
+    )
 
 
 def test_each_line_has_its_drivers_name(monkeypatch: pytest.MonkeyPatch) -> None:

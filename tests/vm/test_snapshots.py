@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.machines import clock_error_s
 from tests.vm.conftest import daemon_process, end_daemon, machines
 from torpor import Sandbox, Snapshot
 from torpor.base.home import Home
@@ -79,7 +80,7 @@ def test_a_snapshot_is_the_whole_machine(busy: Sandbox) -> None:
         counted = _counted(there)
         assert counted == list(range(1, len(counted) + 1)), "the counter missed no beat"
         assert there.exec("dmesg | grep -ci 'ext4.*error'").stdout.strip() == "0"
-        assert abs(float(there.exec("date +%s.%N").stdout) - time.time()) < 2
+        assert clock_error_s(there) < 2
         deeper = there.snapshot()
         with Sandbox.restore(deeper.id) as below:
             (twin,) = below.fork(count=1)
