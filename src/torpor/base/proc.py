@@ -208,6 +208,11 @@ async def kill_group(process: asyncio.subprocess.Process) -> None:
     await process.wait()
 
 
+def host_boot() -> str:
+    """Return the id of this boot of the host: another one after each boot."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
 @dataclass(frozen=True, slots=True)
 class ProcessId:
     """A process that can be told from a later one with the same number, also after our restart."""

@@ -167,6 +167,35 @@ def test_a_machine_that_dies_is_put_back_all_the_same(act: Act) -> None:
     act(scene)
 
 
+@pytest.mark.parametrize("is_host_booted", [False, True])
+def test_a_machine_that_went_with_its_host_speaks_against_no_target(
+    act: Act, monkeypatch: pytest.MonkeyPatch, is_host_booted: bool
+) -> None:
+    async def scene(stage: Stage) -> None:
+        SCRIPT["probation"] = ["dead"]
+        box = await stage.sandbox()
+        begun = await stage.change(
+            box.id, command="true", target="z 1", probation_seconds=60, interval_seconds=1
+        )
+        await stage.until(begun, S.PROBATION)
+        await stage.recovery.aclose()
+        if is_host_booted:
+            monkeypatch.setattr("torpor.recovery.changes.acts.host_boot", lambda: "another boot")
+        await stage.restart()
+        ended = await stage.until(begun)
+        assert ended.state is S.ROLLED_BACK, "what was not verified is not kept"
+        if is_host_booted:
+            assert ended.ending == "daemon"
+            assert "says nothing of the change" in ended.why
+            await stage.until(await stage.change(box.id, command="true", target="z 1"))
+        else:
+            assert ended.ending == "machine"
+            with pytest.raises(Conflict, match="rolled back before"):
+                await stage.change(box.id, command="true", target="z 1")
+
+    act(scene)
+
+
 def test_a_machine_that_ends_before_the_command_begins_speaks_against_no_target(
     act: Act, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,7 +29,7 @@ from torpor.model import DRILL_MARK, SandboxFilter, SandboxId, SnapshotId, Snaps
 from torpor.model_drills import DrillId, DrillInfo, DrillSpec, Point, PointName, ScheduleInfo
 from torpor.recovery import dbos_setup, durable
 from torpor.recovery.cron import check_schedule, next_time
-from torpor.recovery.drills import acts
+from torpor.recovery.drills import acts, requests
 from torpor.recovery.drills.choose import choose
 from torpor.recovery.drills.look import Findings
 from torpor.recovery.drills.still import SCHEDULERS
@@ -192,6 +192,38 @@ def test_a_clone_that_dies_once_speaks_against_no_snapshot(act: Act, error: Torp
         assert found["interrupted"] == [f"ram: {error.message}; it was begun anew"]
         assert len(looker.clones) == 2
         assert [s.id for s in (await stage.engine.list(SandboxFilter())).items] == [box.id]
+
+    act(scene)
+
+
+@pytest.mark.parametrize("ram", ["pass", "fail"])
+def test_what_is_only_late_fails_and_stays_known_to_be_good(
+    act: Act, monkeypatch: pytest.MonkeyPatch, ram: Said
+) -> None:
+    monkeypatch.setattr(requests, "_SECONDS", (0.1, 60))
+    looker = ScriptedDrillLooker
+
+    class Slow(looker):  # type: ignore[misc, valid-type]
+        async def look(self, sandbox_id: Any, spec: Any, memory: str, **more: Any) -> Findings:
+            if memory == "cold":
+                await asyncio.Event().wait()
+            found: Findings = await super().look(sandbox_id, spec, memory, **more)
+            return found
+
+    monkeypatch.setattr(acts, "DrillLooker", Slow)
+
+    async def scene(stage: Stage) -> None:
+        looker.script["ram"] = ram
+        box = await stage.sandbox()
+        taken = await stage.engine.snapshot(box.id)
+        await stage.engine.mark_good(taken.id, "chg", "a change was kept")
+        info = await over(
+            stage, await stage.recovery.drills.begin(taken.id, DrillSpec(limit_seconds=1))
+        )
+        assert info.verdict == "fail"
+        assert [boot["late"] for boot in (await evidence(stage, info))["boots"]] == [False, True]
+        good = (await stage.engine.get_snapshot(taken.id)).good
+        assert (good is None) == (ram == "fail")
 
     act(scene)
 

@@ -15,6 +15,7 @@ from typing import Any
 from torpor.base.clock import Clock
 from torpor.base.faults import reach
 from torpor.base.masking import masked, masked_json
+from torpor.base.proc import host_boot
 from torpor.db.changes import ChangeRow, ChangeRows
 from torpor.errors import NotFound, TorporError, WrongState
 from torpor.model import SandboxState
@@ -198,7 +199,8 @@ class Acts:
         """Let the change begin."""
         if "generation" not in row.notes:
             generation = (await self.engine.get(row.info.sandbox_id)).generation
-            row = replace(row, notes={**row.notes, "generation": generation})
+            notes = {**row.notes, "generation": generation, "host_boot": host_boot()}
+            row = replace(row, notes=notes)
         await self.advance(row, S.CHANGING)
         reach("change.changing")
         return {"ok": True, "kind": row.spec.kind}
@@ -349,6 +351,13 @@ class Acts:
         if row.info.state in _UNCHANGED:
             return {"unchanged": True}
         if row.info.state is not S.ROLLING_BACK:
+            if ending == "machine" and row.notes.get("host_boot", host_boot()) != host_boot():
+                ending = (
+                    "daemon"  # machines do not outlive their host, whatever was changed in them
+                )
+                why = (
+                    f"{why}; its host was booted meanwhile, so that this says nothing of the change"
+                )
             row = await self.advance(row, S.ROLLING_BACK, why=why, ending=ending, deadline_at=None)
         if "undone_from" not in row.notes:
             generation = (await self.engine.get(row.info.sandbox_id)).generation

@@ -169,7 +169,7 @@ class DrillActs:
             if judged.verdict == "pass":
                 why = f"drill {row.info.id} brought it back on {now:%Y-%m-%d}, and all was there"
                 await self.engine.mark_good(snapshot_id, row.info.id, why)
-            elif judged.verdict == "fail":
+            elif judged.verdict == "fail" and not _is_only_late(row):
                 await self.engine.unmark_good(snapshot_id)
         await self.engine.unprotect(None, row.info.id)
         await self.save(
@@ -200,7 +200,7 @@ class DrillActs:
         row = replace(row, notes=notes | {"held": [*held.still.units, "*.timer"]})
         row = await self.save(row.with_info(step=f"bringing it back {how}"))
         reach("drill.intent")
-        machine_ms, info, found, died = 0, None, None, False
+        machine_ms, info, found, died, late = 0, None, None, False, False
         outcome: PointOutcome = "pass"
         why = ""
         try:
@@ -211,6 +211,7 @@ class DrillActs:
                 found = await self._look(row, clone, memory, profile, before)
                 reach("drill.looked")
         except TimeoutError:
+            late = True
             outcome, why = "fail", f"it was not done within {row.spec.limit_seconds:g} s"
         except TorporError as exc:
             outcome, why = _blame(exc), exc.message
@@ -243,6 +244,7 @@ class DrillActs:
             }
         boot |= {
             "died": died,
+            "late": late,
             "clone": clone,
             "started_at": began.isoformat(),
             "recovery_ms": {"machine": machine_ms, "checked": whole_ms},
@@ -364,6 +366,16 @@ def _blame(error: TorporError) -> PointOutcome:
     return (
         "fail" if isinstance(error, (DataDamaged, GuestUnreachable, VmmFailed)) else "inconclusive"
     )
+
+
+def _is_only_late(row: DrillRow) -> bool:
+    """Return whether a drill failed by its time alone: this host may have been busy, and the snapshot is what it was."""
+    failed = [
+        boot
+        for boot in row.notes.get("boots", [])
+        if any(point["outcome"] == "fail" for point in boot["points"])
+    ]
+    return not row.notes.get("damaged") and all(boot.get("late") for boot in failed)
 
 
 def _not_looked_at(memory: MemoryChoice, outcome: PointOutcome, why: str) -> dict[str, Any]:
