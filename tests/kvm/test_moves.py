@@ -26,13 +26,18 @@ OTHER = {"qemu": "firecracker", "firecracker": "qemu"}
 def switch(kvm_home: Home, driver: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Switch]:
     """Change the home's driver; afterwards it is as before."""
 
+    now = driver
+
     def to(name: str) -> None:
+        nonlocal now
         end_daemon(kvm_home)
         monkeypatch.setenv("TORPOR_DRIVER", name)
         new_daemon(kvm_home)
+        now = name
 
     yield to
-    to(driver)
+    if now != driver:
+        to(driver)
 
 
 @pytest.fixture
@@ -68,6 +73,7 @@ def _let_say(home: Home, snapshot_id: str, **said: str) -> None:
 def test_a_disk_moves_cold_and_memory_waits(
     fresh: Sandbox, volume: Volume, kvm_home: Home, driver: str, switch: Switch
 ) -> None:
+    """From this driver to the other: the way back is what the other's round of this test goes."""
     fresh.exec("echo disk > /root/kept; echo ram > /dev/shm/kept; sync", check=True)
     _note_in(volume, fresh, driver)
     snapshot, other = fresh.snapshot(), fresh.snapshot()
@@ -101,7 +107,4 @@ def test_a_disk_moves_cold_and_memory_waits(
         assert (traces(kvm_home), {one.id for one in Sandbox.list()}) == (before, known)
         assert fresh.exec("cat /root/kept /dev/shm/kept").stdout == "disk\nram\n", "it slept on"
         assert _note_in(volume, fresh, "back") == [driver, OTHER[driver], "back"]
-        with Sandbox.restore(there.id, allow_cold=True) as again:
-            assert again.info.boot_mode == "cold"
-            assert again.exec("cat /root/kept").stdout == "moved\n"
         assert moved.refresh().state is SandboxState.HIBERNATED

@@ -31,6 +31,7 @@ from torpor.cli.volume_options import volume_options
 from torpor.errors import InvalidRequest
 
 if TYPE_CHECKING:
+    from torpor import Sandbox
     from torpor.model import SandboxInfo
 
 
@@ -179,11 +180,12 @@ def ls(
 
 def get(sandbox: SandboxArg, as_json: AsJson = False) -> None:
     """Show all that is so about a sandbox."""
-    info = find(sandbox).refresh()
+    found = find(sandbox)
+    info = found.refresh()
     if as_json:
         print_json(info)
     else:
-        print_facts(_facts(info))
+        print_facts(_facts(info) | {"volumes": _volumes(found)})
 
 
 def _facts(info: SandboxInfo) -> dict[str, object]:
@@ -199,6 +201,17 @@ def _facts(info: SandboxInfo) -> dict[str, object]:
     for name in _SAID_OTHERWISE:
         del facts[name]
     return facts
+
+
+def _volumes(sandbox: Sandbox) -> str | None:
+    """Return what volumes a sandbox has, and where."""
+    texts = [
+        f"{volume.name} at {holder.path}" + (" read-only" if holder.read_only else "")
+        for volume in sandbox.volumes()
+        for holder in volume.info.holders
+        if holder.sandbox_id == sandbox.id
+    ]
+    return ", ".join(texts) or None
 
 
 def _ends(info: SandboxInfo) -> str:

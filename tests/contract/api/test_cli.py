@@ -115,6 +115,16 @@ def test_values_of_the_environment_are_not_shown_to_people(cli: Cli, sandbox: st
     assert cli.json("get", sandbox)["env_names"] == ["KEY"]
 
 
+def test_the_volumes_of_a_sandbox_are_shown(cli: Cli) -> None:
+    cli("volume", "create", "data")
+    made = cli("create", "--volume", "data:/data:ro").strip()
+    assert re.search(r"^volumes +data at /data read-only$", cli("get", made), re.MULTILINE)
+    cli("volume", "detach", made, "/data")
+    assert re.search(r"^volumes +-$", cli("get", made), re.MULTILINE)
+    cli("rm", made)
+    assert re.search(r"^volumes +-$", cli("get", made), re.MULTILINE)
+
+
 def test_beginnings_of_ids(cli: Cli, sandbox: str) -> None:
     assert cli.json("get", sandbox[4:12])["id"] == sandbox
     Sandbox.create()
