@@ -209,7 +209,7 @@ def _command(image: Path, template: Path, scratch: Path, tree: Path) -> list[str
     return [
         "qemu-system-x86_64",
         *("-M", "q35,accel=tcg,usb=off,vmport=off", "-cpu", "max,+svm,+npt"),
-        *("-smp", "2", "-m", str(MEMORY_MIB), "-nodefaults", "-no-user-config", "-display", "none"),
+        *("-smp", "1", "-m", str(MEMORY_MIB), "-nodefaults", "-no-user-config", "-display", "none"),
         *("-serial", "file:console", *drives),
         *("-device", "virtio-serial-pci"),
         *("-chardev", "socket,id=rig,path=port,server=on,wait=off"),

@@ -7,6 +7,8 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import dataclass
+from threading import Event
 
 from tests.rig import machine
 from tests.rig.image import host_image, say
@@ -27,10 +29,13 @@ def run_suite(drivers: Sequence[str], more: Sequence[str], limit_s: float) -> in
     until = time.monotonic() + limit_s
     host_image()
     template_disk()
+    over = Event()
     with ThreadPoolExecutor(len(drivers)) as pool, ExitStack() as hosts:
+        rigs = [hosts.enter_context(machine.started()) for _ in drivers]
+        hosts.callback(over.set)  # before these are ended
         runs = [
-            pool.submit(_run, hosts.enter_context(machine.started()), driver, more, until)
-            for driver in drivers
+            pool.submit(_run, Hosts(rig, hosts, over), driver, more, until)
+            for rig, driver in zip(rigs, drivers, strict=True)
         ]
         ended = [run.result() for run in runs]
     wrong = problem("".join(text for _, text in ended), drivers)
@@ -39,30 +44,52 @@ def run_suite(drivers: Sequence[str], more: Sequence[str], limit_s: float) -> in
     return max(status for status, _ in ended) or int(wrong is not None)
 
 
-def _run(rig: machine.Rig, driver: str, more: Sequence[str], until: float) -> tuple[int, str]:
+@dataclass(slots=True)
+class Hosts:
+    """The host that a driver's tests run in, and others after it; none once all is `over`."""
+
+    rig: machine.Rig
+    all: ExitStack
+    over: Event
+
+    def renew(self, why: machine.RigFailed) -> None:
+        """Boot another one. Raises `why` when it is needed if all is over: then the one before did not end by itself."""
+        if self.over.is_set():
+            raise why
+        self.rig = self.all.enter_context(machine.started())
+        self.rig.wait_ready()
+
+
+def _run(hosts: Hosts, driver: str, more: Sequence[str], until: float) -> tuple[int, str]:
     """Run it with one driver; what failed runs once more (docs/decisions/0018). Return the status and all that was said."""
     said = Said(driver)
-    argv = [*_SUITE, *_NO_FAULT_HANDLER, *more]
-    env = {"TORPOR_TEST_DRIVERS": driver}
-    rig.wait_ready()
 
-    def run(argv: list[str]) -> int:
+    def run(*extra: str) -> int:
         left = max(1.0, until - time.monotonic())
-        return rig.run(argv, limit_s=left, env=env, take=said)
+        argv = [*_SUITE, *_NO_FAULT_HANDLER, *more, *extra]
+        return hosts.rig.run(argv, limit_s=left, env={"TORPOR_TEST_DRIVERS": driver}, take=said)
 
-    status = run(argv)
-    if status == 1:
-        say(f"{driver}: runs once more what failed: {', '.join(_failed(said.text()))}")
-        status = run([*argv, *_WHAT_FAILED])
+    try:
+        hosts.rig.wait_ready()
+        status = run()
+    except machine.RigFailed as exc:
+        say(f"{driver}: {exc}\n{driver}: what had not passed by then is run in another host")
+        hosts.renew(exc)
+        status = run(*(word for test in _ended(said, "PASSED") for word in ("--deselect", test)))
+    else:
+        if status == 1:
+            failed = ", ".join(_ended(said, "FAILED", "ERROR"))
+            say(f"{driver}: what failed is run once more: {failed}")
+            status = run(*_WHAT_FAILED)
     closing = _CLOSING.findall(said.text())
     late = ", its time was over" if status == _LATE else ""
     say(f"{driver} ended with status {status}{late}: {' / '.join(closing) or 'no closing line'}")
     return status, said.text()
 
 
-def _failed(text: str) -> list[str]:
-    """Return the tests that did not pass, each with how."""
-    return [f"{test} {how}" for test, _, how in _RESULT.findall(text) if how in ("FAILED", "ERROR")]
+def _ended(said: Said, *how: str) -> list[str]:
+    """Return the tests that ended so."""
+    return [test for test, _, result in _RESULT.findall(said.text()) if result in how]
 
 
 class Said:

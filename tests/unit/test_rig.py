@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import sys
 import tarfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from io import BytesIO
 from pathlib import Path
+from threading import Event
 
 import pytest
 
-from tests.rig import machine
+from tests.rig import machine, suite
 from tests.rig.host import agent
 from tests.rig.parts import REPOSITORY
 from tests.rig.source import changes, look, pack
@@ -53,6 +56,95 @@ def test_of_a_test_that_ran_twice_the_last_result_counts() -> None:
     assert problem(failed + again.format("FAILED"), drivers) == (
         "tests/kvm/test_a.py::test_two[qemu] is FAILED"
     )
+
+
+class ScriptedRig:
+    """Says what a test wrote, run by run; an exception is the host's end."""
+
+    def __init__(self, *says: tuple[int, str] | machine.RigFailed) -> None:
+        self._says = list(says)
+        self.ran: list[list[str]] = []
+
+    def wait_ready(self) -> None:
+        """It always is."""
+
+    def run(
+        self, argv: list[str], *, take: Callable[[bytes], None], limit_s: float, env: dict[str, str]
+    ) -> int:
+        self.ran.append(argv)
+        said = self._says.pop(0)
+        if isinstance(said, machine.RigFailed):
+            take(_PASSED.encode())
+            raise said
+        status, text = said
+        take(text.encode())
+        return status
+
+
+_PASSED = "tests/kvm/test_a.py::test_one[qemu] PASSED [ 50%]\n"
+_FAILED = "tests/kvm/test_a.py::test_two[qemu] FAILED [100%]\n==== 1 failed in 1.0s ====\n"
+_OTHER = "tests/kvm/test_a.py::test_two[qemu] PASSED [100%]\n==== 1 passed in 1.0s ====\n"
+
+
+@pytest.fixture
+def hosts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[ScriptedRig]]:
+    """The hosts that are booted, one after the other; all are ended."""
+    rigs: list[ScriptedRig] = []
+    running: list[ScriptedRig] = []
+
+    @contextlib.contextmanager
+    def started() -> Iterator[ScriptedRig]:
+        running.append(rigs[len(running)])
+        rig = running[-1]
+        try:
+            yield rig
+        finally:
+            ended.append(rig)
+
+    ended: list[ScriptedRig] = []
+    monkeypatch.setattr(machine, "started", started)
+    for name in ("host_image", "template_disk"):
+        monkeypatch.setattr(suite, name, lambda: None)
+    yield rigs
+    assert len(ended) == len(running)
+
+
+def test_what_failed_runs_once_more_in_the_same_host(hosts: list[ScriptedRig]) -> None:
+    hosts += [ScriptedRig((1, _PASSED + _FAILED), (0, _OTHER))]
+    assert suite.run_suite(["qemu"], ["-k", "x"], 60) == 0
+    first, second = hosts[0].ran
+    assert first[-2:] == ["-k", "x"]
+    assert second[: len(first)] == first
+    assert "--last-failed" in second
+
+
+def test_what_fails_twice_fails(hosts: list[ScriptedRig]) -> None:
+    hosts += [ScriptedRig((1, _PASSED + _FAILED), (1, _FAILED))]
+    assert suite.run_suite(["qemu"], [], 60) == 1
+
+
+def test_a_host_that_ends_is_replaced_once(
+    hosts: list[ScriptedRig], capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone = machine.RigFailed("the host ended; its console:\nKernel panic")
+    hosts += [ScriptedRig(gone), ScriptedRig((0, _OTHER))]
+    assert suite.run_suite(["qemu"], [], 60) == 0
+    assert hosts[1].ran[0][-2:] == ["--deselect", "tests/kvm/test_a.py::test_one[qemu]"]
+    assert "Kernel panic" in capsys.readouterr().err
+
+
+def test_a_host_that_ends_twice_is_a_failure(hosts: list[ScriptedRig]) -> None:
+    hosts += [ScriptedRig(machine.RigFailed("it ended")) for _ in range(2)]
+    with pytest.raises(machine.RigFailed, match="it ended"):
+        suite.run_suite(["qemu"], [], 60)
+
+
+def test_a_host_that_was_ended_is_not_replaced(hosts: list[ScriptedRig]) -> None:
+    rig = ScriptedRig()
+    over = Event()
+    over.set()
+    with ExitStack() as entered, pytest.raises(machine.RigFailed, match="ended"):
+        suite.Hosts(rig, entered, over).renew(machine.RigFailed("it ended"))  # type: ignore[arg-type]
 
 
 def test_each_line_has_its_drivers_name(monkeypatch: pytest.MonkeyPatch) -> None:
