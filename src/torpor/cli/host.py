@@ -58,6 +58,8 @@ def setup(
 
     size = None if pool is None else _size(pool)
     made = None if size is None else asyncio.run(_pool(pool_file.absolute(), size))
+    if made is not None and not as_json:
+        _tell_pool(made)  # also when what follows fails
     named = os.environ.get("TORPOR_FIRECRACKER")
     if named and into is None:
         installed = asyncio.run(look_at(Path(named)))
@@ -67,8 +69,7 @@ def setup(
         print_json({"firecracker": installed, "pool": made})
         return
     _tell_programs(installed)
-    if made is not None:
-        _tell_pool(made)
+    print("what is used, and why: torpor doctor")
 
 
 async def _pool(file: Path, size_bytes: int) -> Pool:
@@ -100,7 +101,9 @@ def _tell_pool(pool: Pool) -> None:
         f"pool {pool.file} ({format_bytes(pool.size_bytes)}) {'made' if pool.changed else 'is there already'}"
     )
     if pool.mounted:
-        print(f"copies at {pool.mount_point} share their blocks; nothing is left to do")
+        print(
+            f"copies at {pool.mount_point} share their blocks; nothing is left to do where that is the home (TORPOR_HOME)"
+        )
         return
     print("run as root:")
     for command in pool.commands:

@@ -26,6 +26,7 @@ from torpor.templates.initrd import find_busybox
 from torpor.templates.plan import find_keyring
 from torpor.vmm.base import Driver
 from torpor.vmm.choose import choose_driver
+from torpor.vmm.firecracker import network
 from torpor.vmm.limits import DISK, NETWORK, RateLimits
 
 Status = Literal["ok", "warn", "missing"]
@@ -34,6 +35,7 @@ _LITTLE_DISK = 10 * GIB
 """A sandbox of `base` is made only where its whole disk (8 GiB) and the reserve are free."""
 _LITTLE_MEMORY = 1 * GIB
 _TIMEOUT_S = 10.0
+_NO_NETWORK = "let the daemon be root's, with what is missing; or create with --network none"
 _WANTED = {"qemu": "8.2 or newer is wanted", "firecracker": "1.12 or newer is wanted"}
 
 
@@ -134,8 +136,13 @@ async def check_driver(home: Home, given: Driver | None) -> list[Check]:
             ),
         ]
     program = Check(driver.name, "ok", f"version {support.version}", _WANTED.get(driver.name, ""))
+    no_network = "user" not in support.networks
     fast = support.accel == "kvm"
-    advice = "use a host with hardware virtualisation, and this user in the group kvm"
+    advice = (
+        "unset TORPOR_ACCEL"
+        if os.environ.get("TORPOR_ACCEL") == "tcg"
+        else "use a host with hardware virtualisation, and this user in the group kvm"
+    )
     return [
         *chosen,
         program,
@@ -145,6 +152,11 @@ async def check_driver(home: Home, given: Driver | None) -> list[Check]:
             str(support.accel),
             support.reason,
             None if fast else support.fix or advice,
+        ),
+        *(
+            [Check("network", "warn", "none", network.no_way_out() or "", _NO_NETWORK)]
+            if no_network
+            else []
         ),
         *(
             Check(wall.name, "ok" if wall.stands else "warn", wall.found, wall.why, wall.fix)
@@ -258,7 +270,7 @@ def check_reflink(home: Home) -> Check:
         "warn",
         "no",
         "copies take time and space; all works without",
-        "let TORPOR_HOME name a folder on XFS or btrfs",
+        "let TORPOR_HOME name a folder on XFS or btrfs, or make one: torpor host setup --pool 50g",
     )
 
 

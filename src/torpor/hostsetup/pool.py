@@ -67,14 +67,15 @@ async def make_pool(
         await _make(file, size_bytes)
     else:
         size_bytes = (await asyncio.to_thread(file.stat)).st_size
-    mounted = await asyncio.to_thread(_shares_blocks, mount_point)
+    at = await asyncio.to_thread(_place, mount_point)
+    mounted = await asyncio.to_thread(_shares_blocks, at)
     return Pool(
         file,
         size_bytes,
         changed,
         mounted,
-        mount_point,
-        () if mounted else await asyncio.to_thread(_commands, file, mount_point),
+        at,
+        () if mounted else _commands(file, at, mount_point),
     )
 
 
@@ -141,18 +142,23 @@ def _shares_blocks(folder: Path) -> bool:
     return folder.is_dir() and os.access(folder, os.W_OK) and can_reflink(folder)
 
 
-def _commands(file: Path, mount_point: Path) -> tuple[str, ...]:
+def _place(home: Path) -> Path:
+    """Return where the pool is to be: at the home, or beside one that has something in it and shares no blocks."""
+    if not home.is_dir() or _shares_blocks(home) or not any(home.iterdir()):
+        return home
+    return home.with_name(f"{home.name}-xfs")
+
+
+def _commands(file: Path, at: Path, home: Path) -> tuple[str, ...]:
     """Return what mounts the pool; a home that has something in it is left where it is."""
-    in_use = mount_point.is_dir() and any(mount_point.iterdir())
-    at = mount_point.with_name(f"{mount_point.name}-xfs") if in_use else mount_point
     source, target = shlex.quote(str(file)), shlex.quote(str(at))
     line = f"{file} {at} xfs loop,nofail 0 0"
     commands = [
         f"mkdir -p {target}",
         f"mount -o loop {source} {target}",
         f"chown {os.geteuid()} {target}",
-        f"echo {shlex.quote(line)} >>/etc/fstab",
+        f"grep -qF {shlex.quote(f'{file} {at} ')} /etc/fstab || echo {shlex.quote(line)} >>/etc/fstab",
     ]
-    if in_use:
-        commands.append(f"export TORPOR_HOME={target}  # {mount_point} stays as it is")
+    if at != home:
+        commands.append(f"export TORPOR_HOME={target}  # {home} stays as it is")
     return tuple(commands)

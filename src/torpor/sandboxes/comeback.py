@@ -23,7 +23,7 @@ from torpor.model_volumes import VolumesMode
 from torpor.sandboxes import capture
 from torpor.sandboxes import folder as files
 from torpor.sandboxes.birth import RenewalReason, hostname_of, renewal
-from torpor.sandboxes.fit import check_fits
+from torpor.sandboxes.fit import check_fits, check_network
 from torpor.sandboxes.lifecycle import check_move
 from torpor.sandboxes.machine import SandboxMachine
 from torpor.sandboxes.presence import check_files
@@ -69,7 +69,7 @@ async def wake(m: SandboxMachine) -> None:
         return
     whole = sleeping_at(m)
     manifest = m.parts.layers.shortened(whole)
-    check_fits(manifest.info, m.parts.host)
+    check_fits(manifest.info, m.parts.host, m.info.id)
     plan = plan_wake(m, manifest)
     before = m.row.layers
     layers = replace(layers_at(manifest), active=new_id("lyr"))
@@ -114,7 +114,9 @@ async def rollback(
             hint=f"make a new sandbox from it: torpor restore {manifest.info.id}",
         )
     if memory == "ram":
-        check_fits(manifest.info, m.parts.host)
+        check_fits(manifest.info, m.parts.host, m.info.id)
+    else:  # it may have been another driver's
+        check_network(m.info.network, m.parts.host)
     m.parts.origin(manifest.info.id)  # it may have been deleted while we waited for our turn
     short = m.parts.layers.shortened(manifest)
     with m.parts.pins.held(manifest.info.id, *manifest.layer_ids, *short.layer_ids):
@@ -123,6 +125,8 @@ async def rollback(
         await check_files(m.parts, short, plan.points(in_ram=is_ram), devices=is_ram)
         if is_ram:
             await image_of(m.parts, manifest)
+        else:
+            plan.check_places()
         await check_start(m.parts)
         manifest = short
         layers = replace(layers_at(manifest), active=new_id("lyr"), volumes_mode=volumes)

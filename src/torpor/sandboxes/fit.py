@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from torpor.errors import HostNotReady, SnapshotUnusable
-from torpor.model import SnapshotInfo
+from torpor.model import SandboxId, SnapshotInfo
 from torpor.vmm.base import HostSupport
 
 
@@ -21,13 +21,15 @@ def misfit(info: SnapshotInfo, host: HostSupport) -> str | None:
     return None
 
 
-def check_fits(info: SnapshotInfo, host: HostSupport) -> None:
-    """Raise `SnapshotUnusable` unless a snapshot's RAM can go on on this host."""
+def check_fits(info: SnapshotInfo, host: HostSupport, sandbox_id: SandboxId | None = None) -> None:
+    """Raise `SnapshotUnusable` unless a snapshot's RAM can go on on this host: in that sandbox, or in a new one."""
     why = misfit(info, host)
     if why is not None:
         raise SnapshotUnusable(
             f"the RAM of snapshot {info.id} cannot go on here: {why}",
-            hint="its disk can be started cold: restore it with allow_cold (torpor restore --allow-cold)",
+            hint="its disk can be started cold: restore it with allow_cold (torpor restore --allow-cold)"
+            if sandbox_id is None
+            else f"its disk can be started cold: torpor rollback {sandbox_id} {info.id} --cold",
             snapshot_id=info.id,
         )
 
@@ -37,5 +39,5 @@ def check_network(network: str, host: HostSupport) -> None:
     if network not in host.networks:
         raise HostNotReady(
             f"machines of the driver {host.driver} cannot have network={network!r} here",
-            hint=f"these can be had: {', '.join(sorted(host.networks))}",
+            hint=f"give network={' or '.join(sorted(host.networks))}; torpor doctor says why",
         )

@@ -64,6 +64,15 @@ class Plan:
 
     async def ready_to_boot(self) -> tuple[VolumeDisk, ...]:
         """Do what `ready` does for a machine whose memory begins anew: it has nothing to take off, and mounts."""
+        self.in_ram = self._placed()
+        self._mount_all = True
+        return await self.ready()
+
+    def check_places(self) -> None:
+        """Raise `LimitExceeded` unless a machine whose memory begins anew has a place for each volume."""
+        self._placed()
+
+    def _placed(self) -> list[tuple[VolumePoint, Way]]:
         taken: set[int] = set()
         found: list[tuple[VolumePoint, Way]] = []
         for point, way in self.in_ram:
@@ -73,9 +82,7 @@ class Plan:
                 )
                 taken.add(slot)
                 found.append((replace(point, slot=slot), way))
-        self.in_ram = found
-        self._mount_all = True
-        return await self.ready()
+        return found
 
     async def ready(self) -> tuple[VolumeDisk, ...]:
         """Make the files of the devices that the RAM knows, and take the leases; the old machine is gone.

@@ -60,7 +60,7 @@ def choose_driver(home: Home) -> Choice:
     if living not in (None, wish):
         raise HostNotReady(
             f"{SETTING} asks for {wish}, and machines of {living} run in {home.root}",
-            hint=f"hibernate or delete them first, with {SETTING}={living}",
+            hint=f"hibernate or delete them first, with {SETTING}={living}; what sleeps goes on only cold with {wish}",
         )
     return Choice(_made(wish, limits), f"{SETTING} asks for it", limits, is_asked=True)
 

@@ -64,6 +64,18 @@ async def test_accelerator_says_why(tmp_path: Path, anyio_backend: str) -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_machines_without_a_network_are_told(tmp_path: Path, anyio_backend: str) -> None:
+    support = HostSupport(
+        "firecracker", True, "1.12.1", "kvm", "max", "real", networks=frozenset({"none"})
+    )
+    report = await collect(Home(tmp_path), driver=StubDriver(support))  # type: ignore[arg-type]
+    network = found_by(report, "network")
+    assert (network["status"], network["found"]) == ("warn", "none")
+    assert "--network none" in str(network["fix"])
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_missing_qemu_is_not_ok(tmp_path: Path, anyio_backend: str) -> None:
     support = HostSupport(
         "qemu", False, None, None, None, "QEMU is not installed", "run: apt-get …"

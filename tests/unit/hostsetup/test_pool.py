@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,32 @@ def test_a_home_that_holds_something_is_left_alone(mkfs: Path, tmp_path: Path) -
     assert not any(command.endswith(f" {home}") for command in made.commands)
     assert any(f"TORPOR_HOME={home}-xfs" in command for command in made.commands)
     assert (home / "torpor.db").read_text() == "rows"
+
+
+def test_what_is_mounted_beside_a_home_is_not_mounted_again(
+    mkfs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "torpor.db").write_text("rows")
+    beside = tmp_path / "home-xfs"
+    beside.mkdir()
+    monkeypatch.setattr(room, "can_reflink", lambda folder: folder == beside)
+    made = _make(tmp_path / "pool.xfs", home)
+    assert (made.mounted, made.mount_point, made.commands) == (True, beside, ())
+
+
+def test_the_line_for_the_next_boot_is_written_once(mkfs: Path, tmp_path: Path) -> None:
+    made = _make(tmp_path / "pool.xfs", tmp_path / "home")
+    table = tmp_path / "fstab"
+    table.write_text("# a table\n")
+    (command,) = (c.replace("/etc/fstab", str(table)) for c in made.commands if "fstab" in c)
+    for _ in range(2):
+        subprocess.run(["sh", "-ec", command], check=True)
+    assert table.read_text().splitlines() == [
+        "# a table",
+        f"{tmp_path}/pool.xfs {tmp_path}/home xfs loop,nofail 0 0",
+    ]
 
 
 def test_a_file_of_others_is_never_overwritten(mkfs: Path, tmp_path: Path) -> None:

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
 from tests.unit.sandboxes.world import Play, World
-from torpor.errors import Conflict, GuestUnreachable, InvalidRequest, NotFound, VmmFailed
+from torpor.errors import (
+    Conflict,
+    GuestUnreachable,
+    HostNotReady,
+    InvalidRequest,
+    NotFound,
+    SnapshotUnusable,
+    VmmFailed,
+)
 from torpor.model import SandboxState, SnapshotId
 from torpor.sandboxes.claims import Claim
+from torpor.vmm.base import HostSupport
 
 S = SandboxState
 CLAIM = Claim("chg_x", frozenset({"rollback", "pause", "hibernate"}), "a change runs", "wait")
@@ -67,6 +77,30 @@ def test_a_cold_rollback_that_fails_can_be_made_again(play: Play) -> None:
         world.connect.fail = None
         back = await world.engine.rollback(info.id, snap.id, memory="cold")
         assert (back.state, back.boot_mode, back.error) == (S.RUNNING, "cold", None)
+
+    play(scene)
+
+
+def test_what_this_hosts_driver_cannot_have_is_refused_before_the_machine_ends(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(world: World) -> None:
+        info = await world.create()
+        snap = await world.engine.snapshot(info.id)
+        host = replace(await world.driver.probe(), driver="other", networks=frozenset({"none"}))
+
+        async def probe() -> HostSupport:
+            return host
+
+        monkeypatch.setattr(world.driver, "probe", probe)
+        with pytest.raises(HostNotReady, match="cannot have network='user'") as caught:
+            await world.engine.rollback(info.id, snap.id, memory="cold")
+        assert "network=none" in str(caught.value.hint)
+        with pytest.raises(SnapshotUnusable) as unusable:
+            await world.engine.rollback(info.id, snap.id)
+        assert f"torpor rollback {info.id} {snap.id} --cold" in str(unusable.value.hint)
+        assert (await world.engine.get(info.id)).state is S.RUNNING
+        assert world.vmm(info.id).process.alive()
 
     play(scene)
 

@@ -988,5 +988,10 @@ def test_places_for_volumes_are_those_of_the_driver(play: Play) -> None:
         assert row(world, "a").held_by(info.id).slot == 5
         await world.engine.volumes.attach(info.id, mount("c", "/c"))
         assert row(world, "c").held_by(info.id).slot == 6
+        snapshot = await world.engine.snapshot(info.id)
+        world.driver.volume_slots = range(9, 10)
+        with pytest.raises(LimitExceeded):
+            await world.engine.rollback(info.id, snapshot.id, memory="cold")
+        assert (await world.engine.get(info.id)).state is S.RUNNING, "its machine was not ended"
 
     play(scene)

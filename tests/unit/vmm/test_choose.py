@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 from torpor.base.home import Home
 from torpor.base.proc import ProcessId
 from torpor.errors import HostNotReady, InvalidRequest
-from torpor.vmm import kvm, limits
+from torpor.vmm import confine, kvm, limits
 from torpor.vmm.choose import choose_driver, remember
 from torpor.vmm.firecracker import network
 
@@ -33,6 +34,7 @@ def real_kvm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("TORPOR_DRIVER", "TORPOR_ACCEL", limits.DISK, limits.NETWORK):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(kvm, "look", lambda: kvm.Kvm(True, "/dev/kvm is driven by kvm_amd"))
+    monkeypatch.setattr(confine, "kvm_is_closed", lambda *_: False)
     monkeypatch.setattr(network, "check", lambda: None)
     monkeypatch.setattr(network, "offered", lambda: frozenset({"none", "user"}))
     monkeypatch.setenv("TORPOR_FIRECRACKER", str(_program(tmp_path / "fc", "1.12.1")))
@@ -75,7 +77,7 @@ def test_without_kvm_or_program_it_is_qemu_and_said_why(
     with monkeypatch.context() as bare:
         bare.setattr(shutil, "which", lambda *_, **__: None)
         choice = choose_driver(home)
-    assert choice.reason.endswith("is not installed; run: sudo torpor host setup")
+    assert re.search(r"is not installed; run: sudo \S*torpor host setup$", choice.reason)
     monkeypatch.setenv("TORPOR_FIRECRACKER", str(_program(tmp_path / "old", "1.11.9")))
     choice = choose_driver(home)
     assert (choice.driver.name, "is version 1.11.9; 1.12 or newer" in choice.reason) == (
@@ -98,6 +100,31 @@ def test_a_kvm_that_this_user_may_not_open_is_said_with_what_is_taken_instead(
     assert (choice.driver.name, reason in choice.reason) == ("qemu", True)
     found = asyncio.run(choice.driver.probe())
     assert (found.accel, reason in found.reason) == ("tcg", True)
+
+
+def test_kvm_that_machines_may_not_open_is_of_no_use_without_a_jailer(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORPOR_JAILER", "none")
+    monkeypatch.setattr(confine, "kvm_is_closed", lambda *_: True)
+    choice = choose_driver(home)
+    assert choice.driver.name == "qemu"
+    assert "chmod 0660 /dev/kvm" in choice.reason
+
+
+def test_emulation_is_not_asked_of_firecracker(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORPOR_DRIVER", "firecracker")
+    monkeypatch.setenv("TORPOR_ACCEL", "tcg")
+    found = asyncio.run(choose_driver(home).driver.probe())
+    assert (found.usable, "TORPOR_ACCEL=tcg" in found.reason) == (False, True)
+
+
+def test_without_kvm_no_program_is_asked_for(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORPOR_DRIVER", "firecracker")
+    monkeypatch.setenv("TORPOR_FIRECRACKER", "/none")
+    monkeypatch.setattr(kvm, "look", lambda: kvm.Kvm(False, "/dev/kvm does not exist"))
+    found = asyncio.run(choose_driver(home).driver.probe())
+    assert found.reason == "Firecracker needs KVM: /dev/kvm does not exist"
 
 
 def test_without_root_it_is_qemu_as_machines_have_a_network_by_default(

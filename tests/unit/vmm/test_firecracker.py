@@ -282,11 +282,13 @@ def _program(path: Path, says: str) -> Path:
 def test_a_firecracker_that_is_none_or_old_is_named_with_the_fix(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str, words: str
 ) -> None:
+    monkeypatch.setattr(kvm, "look", lambda: kvm.Kvm(True, "it is real"))
     monkeypatch.setenv("TORPOR_FIRECRACKER", str(_program(tmp_path / "fc", says)))
     support = asyncio.run(host.probe())
     assert not support.usable
     assert words in support.reason
     assert support.fix is not None
+    assert "unset it and run: sudo" in support.fix
     assert "torpor host setup" in support.fix
     monkeypatch.setenv("TORPOR_FIRECRACKER", str(tmp_path / "none"))
     with pytest.raises(HostNotReady, match="which is no program"):
@@ -315,6 +317,7 @@ def test_firecracker_needs_a_kvm_that_is_real(
 def test_a_firecracker_that_is_missing_is_named_with_the_fix(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(kvm, "look", lambda: kvm.Kvm(True, "it is real"))
     monkeypatch.delenv("TORPOR_FIRECRACKER", raising=False)
     with monkeypatch.context() as bare:
         bare.setattr(shutil, "which", lambda *_, **__: None)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from torpor.base.proc import run
 from torpor.errors import HostNotReady, TorporError
-from torpor.vmm import cgroup, kvm
+from torpor.vmm import cgroup, confine, kvm
 from torpor.vmm.base import HostSupport, Wall
 from torpor.vmm.firecracker import jail, network
 
@@ -21,8 +21,6 @@ MINIMUM = (1, 12)
 
 MACHINE = 2
 """Which machine `config` makes: RAM that was saved in another cannot go on. 2: places for volumes, and the balloon."""
-
-_INSTALL = "sudo torpor host setup"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +46,29 @@ async def find_firecracker() -> FirecrackerHost:
             f"this host is {platform.machine()}; the Firecracker driver runs on x86_64",
             hint="use an x86-64 host",
         )
+    if os.environ.get("TORPOR_ACCEL") == "tcg":
+        raise HostNotReady(
+            "Firecracker needs KVM, and TORPOR_ACCEL=tcg asks for emulation",
+            hint="unset TORPOR_ACCEL, or set TORPOR_DRIVER=qemu",
+        )
+    found = await asyncio.to_thread(kvm.look)  # before advice on programs, which would be of no use
+    if not found.is_real:
+        raise HostNotReady(f"Firecracker needs KVM: {found.reason}", hint=found.fix)
     binary = find_binary()
     version = await _version(binary)
     if tuple(int(part) for part in version.split(".")[:2]) < MINIMUM:
         raise HostNotReady(
             f"{binary} is version {version}; {MINIMUM[0]}.{MINIMUM[1]} or newer is wanted",
-            hint=f"run: {_INSTALL}",
+            hint=_mend(),
             version=version,
         )
-    found = await asyncio.to_thread(kvm.look)
-    if not found.is_real:
-        raise HostNotReady(f"Firecracker needs KVM: {found.reason}", hint=found.fix)
     network.check()
     jailer, jail_wall = await jail.find(binary, version)
+    if jailer is None and await asyncio.to_thread(confine.kvm_is_closed):
+        raise HostNotReady(
+            "/dev/kvm is closed to the users that machines run as without a jailer",
+            hint="run: sudo chgrp kvm /dev/kvm; sudo chmod 0660 /dev/kvm",
+        )
     return FirecrackerHost(binary, version, found.reason, jailer, jail_wall)
 
 
@@ -82,8 +90,15 @@ def find_binary() -> Path:
     places = (os.environ.get("PATH", ""), "/usr/local/bin", str(Path.home() / ".local/bin"))
     found = shutil.which("firecracker", path=os.pathsep.join(places))
     if found is None:
-        raise HostNotReady("Firecracker is not installed", hint=f"run: {_INSTALL}")
+        raise HostNotReady("Firecracker is not installed", hint=_mend())
     return Path(found).absolute()
+
+
+def _mend() -> str:
+    """Return what to do about a program that is missing or cannot be used."""
+    if os.environ.get("TORPOR_FIRECRACKER"):
+        return f"let TORPOR_FIRECRACKER name another, or unset it and run: {jail.INSTALL}"
+    return f"run: {jail.INSTALL}"
 
 
 async def probe() -> HostSupport:
@@ -133,12 +148,12 @@ async def _ask_version(binary: Path) -> str:
         done = await run([str(binary), "--version"], timeout_s=20)
     except (TorporError, OSError) as exc:
         raise HostNotReady(
-            f"{binary} is no Firecracker that runs here: {exc}", hint=f"run: {_INSTALL}"
+            f"{binary} is no Firecracker that runs here: {exc}", hint=_mend()
         ) from exc
     match = re.search(r"Firecracker v(\d+\.\d+\.\d+)", done.stdout.decode("utf-8", "replace"))
     if match is None:
         raise HostNotReady(
             f"{binary} --version said nothing that is a version of Firecracker",
-            hint=f"run: {_INSTALL}",
+            hint=_mend(),
         )
     return match.group(1)

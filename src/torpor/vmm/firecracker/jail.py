@@ -11,6 +11,7 @@ import asyncio
 import os
 import re
 import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +33,9 @@ _IN_NAME = "firecracker"
 """What the jailer wants to find in the name of a program."""
 _CAPABILITIES = {"CAP_SYS_CHROOT": 18, "CAP_SYS_ADMIN": 21, "CAP_MKNOD": 27}
 _FULL_RANGE = 4294967295
-_INSTALL = "sudo torpor host setup"
+_OURS = Path(sys.prefix, "bin/torpor")
+INSTALL = f"sudo {_OURS if _OURS.exists() else 'torpor'} host setup"
+"""How root installs what is missing; root's own PATH seldom has our `torpor`."""
 _AS_HOST = "run the daemon as the host's root, not in a container"
 
 
@@ -106,11 +109,11 @@ async def find(firecracker: Path, version: str) -> tuple[Jailer | None, Wall]:
     found = await asyncio.to_thread(_binary, named, firecracker)
     if found is None:
         why = f"{SETTING} names {named}, which is no program" if named else "it is not installed"
-        return None, _not_used(why, f"unset {SETTING}" if named else f"run: {_INSTALL}")
+        return None, _not_used(why, f"unset {SETTING}" if named else f"run: {INSTALL}")
     its = await _version(found)
     if its != version:
         why = f"{found} is version {its or 'unknown'}, and Firecracker is {version}"
-        return None, _not_used(why, f"put the jailer of {version} there, or run: {_INSTALL}")
+        return None, _not_used(why, f"put the jailer of {version} there, or run: {INSTALL}")
     program = await asyncio.to_thread(firecracker.resolve)
     if _IN_NAME not in program.name:
         why = f"it starts no program whose name is {program.name}"

@@ -59,8 +59,13 @@ async def find_qemu() -> QemuHost:
         )
     named = os.environ.get("TORPOR_QEMU")
     found = shutil.which(named or _BINARY)
+    if found is None and named:
+        raise HostNotReady(
+            f"TORPOR_QEMU names {named}, which is no program",
+            hint="let it name the binary, or unset it",
+        )
     if found is None:
-        raise HostNotReady(f"{named or _BINARY} is not installed", hint=f"run: {_INSTALL}")
+        raise HostNotReady(f"{_BINARY} is not installed", hint=f"run: {_INSTALL}")
     image_tool = shutil.which("qemu-img")
     if image_tool is None:
         raise HostNotReady("qemu-img is not installed", hint=f"run: {_INSTALL}")
