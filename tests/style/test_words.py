@@ -12,8 +12,8 @@ from tests.style.markdown import ROOT, documents
 FORBIDDEN = (
     # folders of a developer's machine; /home/agent is in every sandbox
     re.compile(r"(?<![\w./~-])/(?:root|work|Users|home/(?!agent\b)\w+)/"),
-    # addresses on somebody's own network
-    re.compile(r"\b(?:10\.(?!0\.2\.)\d+|192\.168)\.\d+\.\d+\b"),
+    # addresses on somebody's own network; machines have some of their own
+    re.compile(r"\b(?:10\.(?!0\.2\.|212\.0\.0/14)\d+|192\.168)\.\d+\.\d+\b"),
     re.compile(r"\b(?:TODO|FIXME|XXX|TBD)\b|[Ll]orem ipsum"),
     re.compile(
         r"\b(?:blazing|seamless|effortless|revolution|cutting.edge|world.class|game.chang|best.in.class|"
@@ -47,4 +47,6 @@ def test_words_that_are_not_wanted_are_found(text: str) -> None:
 
 
 def test_what_every_sandbox_has_may_be_said() -> None:
-    assert not problems("/home/agent/x, /workspace/y, 10.0.2.15, ~/jobs/z, 192.0.2.10")
+    assert not problems(
+        "/home/agent/x, /workspace/y, 10.0.2.15, ~/jobs/z, 192.0.2.10, 10.212.0.0/14"
+    )
