@@ -69,6 +69,7 @@ def setup(
         print_json({"firecracker": installed, "pool": made})
         return
     _tell_programs(installed)
+    _tell_daemon()
     print("what is used, and why: torpor doctor")
 
 
@@ -92,6 +93,18 @@ def _tell_programs(installed: Installed) -> None:
     verb = "installed" if installed.changed else "is there already:"
     places = ", ".join(str(path) for path in installed.programs)
     print(f"Firecracker {installed.version} {verb} {places}")
+
+
+def _tell_daemon() -> None:
+    from torpor.base.home import Home
+    from torpor.sdk.daemon import answers
+
+    home = Home.default()
+    if answers(home):
+        print(
+            f"a daemon serves {home.root} and keeps what it began with; to end it, which no machine notices:\n"
+            f"    {'' if os.geteuid() else 'sudo '}pkill -TERM -f 'torpor.server --home {home.root} '"
+        )
 
 
 def _tell_pool(pool: Pool) -> None:

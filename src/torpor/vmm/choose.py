@@ -1,7 +1,7 @@
 """Which driver a home's machines have: the one that `TORPOR_DRIVER` names, or the fastest that works here.
 
-What sleeps in a home, and its snapshots, can go on with their own driver only. So a home keeps the driver that it
-began with until `TORPOR_DRIVER` names another.
+What sleeps in a home, and its snapshots, can go on with their own driver only. So a home in which there are any
+keeps the driver that it began with until `TORPOR_DRIVER` names another.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from torpor.base.fsio import write_atomic
 from torpor.base.home import Home
-from torpor.errors import DataDamaged, HostNotReady, InvalidRequest
+from torpor.errors import DataDamaged, HostNotReady, InvalidRequest, TorporError
+from torpor.layers.manifest import read_manifest
 from torpor.vmm import kvm, launch
 from torpor.vmm.base import Driver
 from torpor.vmm.firecracker import FirecrackerDriver, network
@@ -86,7 +87,7 @@ def _kept(home: Home) -> tuple[str, str]:
     """Return the driver that `home` has had, or the fastest; QEMU where that cannot be used."""
     name, reason = _fastest()
     had = _had(home)
-    if name == "firecracker" and had == "qemu":
+    if name == "firecracker" and had == "qemu" and _holds_any(home):
         return had, f"it is what {home.root} began with; {SETTING}=firecracker changes that"
     if name == "qemu" and had == "firecracker":
         reason += f"; what sleeps in {home.root} is Firecracker's and waits for it"
@@ -102,6 +103,17 @@ def _had(home: Home) -> str | None:
     if found in _NAMES[1:]:
         return found
     return "qemu" if home.database.exists() else None
+
+
+def _holds_any(home: Home) -> bool:
+    """Return whether `home` has a sandbox, or a snapshot that no template takes anew."""
+    if any(home.sandboxes.glob("sbx_*")):
+        return True
+    try:
+        found = (read_manifest(folder).info for folder in home.snapshots.glob("snap_*"))
+        return any(info.reason != "template" for info in found)
+    except TorporError:  # damaged, or of a later version: it counts
+        return True
 
 
 def _fastest() -> tuple[str, str]:

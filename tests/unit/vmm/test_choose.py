@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.layers.shelf import Shelf
 from torpor.base.home import Home
 from torpor.base.proc import ProcessId
 from torpor.errors import HostNotReady, InvalidRequest
@@ -157,6 +158,7 @@ def test_a_home_keeps_the_driver_that_it_began_with(
     monkeypatch.setenv("TORPOR_ACCEL", "tcg")
     remember(home, choose_driver(home))
     monkeypatch.delenv("TORPOR_ACCEL")
+    (home.sandboxes / "sbx_one").mkdir()
     choice = choose_driver(home)
     assert choice.driver.name == "qemu"
     assert "TORPOR_DRIVER=firecracker changes that" in choice.reason
@@ -175,8 +177,23 @@ def test_a_home_keeps_the_driver_that_it_began_with(
     assert choose_driver(home).driver.name == "firecracker", "and nothing was lost by that"
 
 
+@pytest.mark.parametrize("reason", ["template", "snapshot", "hibernate", "damaged"])
+def test_a_home_with_templates_alone_is_as_a_new_one(tmp_path: Path, reason: str) -> None:
+    shelf = Shelf(tmp_path / "shelf")
+    home = shelf.home
+    home.driver.write_text("qemu\n")
+    is_damaged = reason == "damaged"
+    made = shelf.snapshot([shelf.disk()], [], reason="template" if is_damaged else reason)
+    if is_damaged:
+        manifest = home.snapshots / made.info.id / "manifest.json"
+        manifest.chmod(0o600)
+        manifest.write_text("{")
+    assert choose_driver(home).driver.name == ("firecracker" if reason == "template" else "qemu")
+
+
 def test_a_home_that_never_said_has_machines_of_qemu(home: Home) -> None:
     home.database.touch()
+    (home.sandboxes / "sbx_one").mkdir()
     assert choose_driver(home).driver.name == "qemu"
     home.driver.write_text("vmware\n")
     assert choose_driver(home).driver.name == "qemu"
