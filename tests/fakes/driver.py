@@ -25,6 +25,7 @@ from torpor.model import ExecEvent, ExecId, ExecInfo, ExecSpec, GuestInfo, Renew
 from torpor.model_quiesce import QuiesceSpec
 from torpor.model_usage import DeviceFigures
 from torpor.model_volumes import VolumeUsage
+from torpor.vmm import console
 from torpor.vmm.base import (
     VOLUME_SLOTS,
     HostSupport,
@@ -232,7 +233,9 @@ class FakeDriver:
             assert layer.exists(), f"{layer} is missing"
         (folder / "vm").mkdir(exist_ok=True)
         (folder / "vm" / "ram").write_bytes(b"ram")
-        (folder / "vm" / "console.log").write_text("Linux version 6.12\nlogin:\n")
+        with (folder / "vm" / "console.log").open("ab") as out:
+            console.begin(out)
+            out.write(b"Linux version 6.12\nlogin:\n")
         with (folder / "vmm.log").open("wb") as log:
             process = proc.start_detached(["sleep", "3600"], log=log, cwd=folder / "vm")
         self.starts += 1

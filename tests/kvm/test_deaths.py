@@ -31,17 +31,27 @@ def test_a_machine_outlives_its_daemon(fresh: Sandbox, kvm_home: Home) -> None:
         assert there.exec("echo up").stdout == "up\n", "an adopted machine can be captured"
 
 
-def test_a_vmm_that_dies_is_told_and_its_last_point_is_there(
+def _until(sandbox: Sandbox, state: SandboxState) -> None:
+    end = time.monotonic() + 60
+    while sandbox.refresh().state is not state:
+        assert time.monotonic() < end, (sandbox.info.state, sandbox.info.error)
+        time.sleep(0.1)
+
+
+def test_a_machine_that_ends_is_told_and_its_last_point_is_there(
     fresh: Sandbox, kvm_home: Home
 ) -> None:
     fresh.exec("echo kept > /root/kept; echo kept > /dev/shm/kept", check=True)
     snapshot = fresh.snapshot()
+    fresh.exec("poweroff -f", background=True)
+    _until(fresh, SandboxState.STOPPED)
+    assert fresh.info.error is None
+    fresh.rollback(snapshot.id)
+    assert fresh.exec("sleep 3; echo runs on").stdout == "runs on\n", "whatever the last one said"
+    assert b"reboot: " in b"".join(fresh.logs()), "which is still to be read"
     for pid in machines(kvm_home):
         os.kill(pid, signal.SIGKILL)
-    end = time.monotonic() + 60
-    while fresh.refresh().state is not SandboxState.FAILED:
-        assert time.monotonic() < end, fresh.info.state
-        time.sleep(0.1)
+    _until(fresh, SandboxState.FAILED)
     assert "ended unexpectedly" in str(fresh.info.error)
     fresh.rollback(snapshot.id)
     assert fresh.exec("cat /root/kept /dev/shm/kept").stdout == "kept\nkept\n"

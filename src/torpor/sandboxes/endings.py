@@ -5,6 +5,7 @@ from __future__ import annotations
 from torpor.model import SandboxInfo, SandboxState
 from torpor.sandboxes import folder as files
 from torpor.sandboxes.parts import Parts
+from torpor.vmm.console import of_the_last
 
 _POWERED_DOWN = ("reboot: Power down", "reboot: Power off not available", "reboot: System halted")
 """The kernel's last words when a machine powers itself off; the later ones where there is no power to switch."""
@@ -15,7 +16,7 @@ _RESTARTED = "reboot: Restarting system"
 def verdict(parts: Parts, info: SandboxInfo) -> tuple[SandboxState, str | None]:
     """Return the state of a sandbox whose machine ended by itself, and the reason. Blocks."""
     folder = files.folder_of(parts.home, info.id)
-    console = files.console_tail(parts.driver.console(folder))
+    console = of_the_last(files.console_tail(parts.driver.console(folder)))
     if any(words in console for words in _POWERED_DOWN):
         return SandboxState.STOPPED, None
     if _RESTARTED in console:

@@ -310,7 +310,7 @@ class Driver(Protocol):
         ...
 
     def console(self, folder: Path) -> Path:
-        """Return the file with the machine's console output."""
+        """Return the file with the machine's console output, behind that of earlier ones; see `vmm.console`."""
         ...
 
     def last_words(self, folder: Path) -> str:

@@ -22,7 +22,14 @@ from torpor.errors import (
     VmmFailed,
     WrongState,
 )
-from torpor.model import SandboxFilter, SandboxId, SandboxInfo, SandboxSpec, SandboxState
+from torpor.model import (
+    MemoryChoice,
+    SandboxFilter,
+    SandboxId,
+    SandboxInfo,
+    SandboxSpec,
+    SandboxState,
+)
 from torpor.sandboxes import admission, console
 
 S = SandboxState
@@ -299,6 +306,28 @@ def test_a_machine_that_ends_itself_is_stopped(play: Play, words: str, error: st
         os.kill(world.vmm(info.id).process.pid, signal.SIGKILL)
         stopped = await world.until(info.id, S.STOPPED)
         assert stopped.error is None if error is None else error in str(stopped.error)
+
+    play(scene)
+
+
+@pytest.mark.parametrize("memory", ["ram", "cold"])
+def test_how_a_machine_ends_is_not_read_from_what_the_one_before_it_said(
+    play: Play, memory: MemoryChoice
+) -> None:
+    async def scene(world: World) -> None:
+        info = await world.create()
+        snapshot = await world.engine.snapshot(info.id)
+        with world.driver.console(world.folder(info.id)).open("a") as said:
+            said.write("[   12.3] reboot: Power down\n")
+        os.kill(world.vmm(info.id).process.pid, signal.SIGKILL)
+        await world.until(info.id, S.STOPPED)
+        await world.engine.rollback(info.id, snapshot.id, memory=memory)
+        os.kill(world.vmm(info.id).process.pid, signal.SIGKILL)
+        failed = await world.until(info.id, S.FAILED)
+        assert "ended unexpectedly" in str(failed.error)
+        assert "Power down" not in str(failed.error)
+        log = b"".join([data async for data in world.engine.console(info.id)]).decode()
+        assert log.count("login:") == 2, "and what that one said is still there to be read"
 
     play(scene)
 

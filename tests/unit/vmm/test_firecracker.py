@@ -18,7 +18,7 @@ import pytest
 from torpor.base import proc
 from torpor.errors import HostNotReady, InsufficientResources, VmmFailed
 from torpor.layers.ram import PAGE, RamLayerWriter, compose
-from torpor.vmm import kvm
+from torpor.vmm import console, kvm
 from torpor.vmm.base import Disk, MachineSpec
 from torpor.vmm.firecracker import FirecrackerDriver, clock, disks, host, kernel, network
 from torpor.vmm.firecracker.api import Api, Refused
@@ -370,13 +370,17 @@ def test_a_resolver_that_only_the_host_reaches_is_not_given_to_guests(tmp_path: 
     assert network._resolver((one, tmp_path / "none")) is None
 
 
+@pytest.mark.parametrize("earlier", [b"", b"[   99.0] reboot: Power down\n"])
 @pytest.mark.parametrize("words", ["reboot: Power off not available: System halted instead", ""])
 def test_a_machine_that_powered_off_is_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, earlier: bytes
 ) -> None:
     monkeypatch.setattr("torpor.vmm.firecracker.machine._CONSOLE_LOOK_S", 0.01)
     (tmp_path / "vm").mkdir()
-    (tmp_path / "vm/console.log").write_text(f"[    2.0] init\n[  269.0] {words}\n")
+    with (tmp_path / "vm/console.log").open("ab") as said:
+        said.write(earlier)
+        console.begin(said)
+        said.write(f"[    2.0] init\n[  269.0] {words}\n".encode())
 
     async def main() -> bool:
         with (tmp_path / "log").open("wb") as log:

@@ -21,7 +21,7 @@ from torpor.base.fsio import open_plain, write_json
 from torpor.base.proc import ProcessId
 from torpor.errors import DataDamaged, InsufficientResources, VmmFailed
 from torpor.layers.space import full_disk_told
-from torpor.vmm import cgroup, launch
+from torpor.vmm import cgroup, console, launch
 from torpor.vmm.base import HostSupport, MachineSpec, SavedMachine
 from torpor.vmm.confine import User
 from torpor.vmm.ext4 import make_ext4
@@ -115,13 +115,14 @@ class FirecrackerDriver:
                 for disk in spec.volumes:
                     await volumes.put(folder, disk)
                 log = stack.enter_context(await asyncio.to_thread(_open_log, folder))
-                console = stack.enter_context(await asyncio.to_thread(_open_console, folder / "vm"))
+                out = stack.enter_context(await asyncio.to_thread(_open_console, folder / "vm"))
+                await asyncio.to_thread(console.begin, out)
                 gate = stack.enter_context(network.gate())
                 group = await asyncio.to_thread(cgroup.make, folder, spec)
                 process = await launch.start_process(
                     _argv(found, gate, folder, user),
                     log=log,
-                    out=console,
+                    out=out,
                     cwd=folder / "vm",
                     pass_fds=gate.theirs,
                 )

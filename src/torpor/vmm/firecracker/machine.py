@@ -18,6 +18,7 @@ from torpor.errors import InsufficientResources, VmmFailed
 from torpor.layers.ram import PAGE, RamLayer, RamLayerWriter
 from torpor.layers.space import full_disk_told
 from torpor.model_usage import DeviceFigures
+from torpor.vmm import console
 from torpor.vmm.base import VmmStatus, VolumeDisk
 from torpor.vmm.firecracker import balloon, config, disks, drives
 from torpor.vmm.firecracker.api import Api, Refused
@@ -42,9 +43,9 @@ _DIFFS_OF_SLOTS = (1, 14, 1)
 _CONSOLE_LOOK_S = 1.0
 _CONSOLE_END_BYTES = 4096
 _POWERED_DOWN = (
-    b"reboot: Power off not available",
-    b"reboot: Power down",
-    b"reboot: System halted",
+    "reboot: Power off not available",
+    "reboot: Power down",
+    "reboot: System halted",
 )
 """The kernel's last words. Firecracker has no power to switch off, and would wait for ever."""
 _FULL = "No space left on device"
@@ -291,14 +292,14 @@ class FirecrackerMachine:
         return self._console_size(seen)
 
     def _console_size(self, seen: int) -> int:
-        """Return the size of the console's log; -1 when it is another than `seen` and ends with a power-off."""
+        """Return the size of the console's log; -1 when it is another than `seen` and this machine powered off."""
         try:
             with open_plain(self._inner / config.CONSOLE, os.O_RDONLY) as file:
                 size = os.fstat(file.fileno()).st_size
                 if size == seen:
                     return size
                 file.seek(max(0, size - _CONSOLE_END_BYTES))
-                end = file.read(_CONSOLE_END_BYTES)
+                end = console.of_the_last(file.read(_CONSOLE_END_BYTES).decode("utf-8", "replace"))
                 return -1 if any(words in end for words in _POWERED_DOWN) else size
         except OSError:  # not there, or no log
             return seen

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from torpor.base.aio import finish
-from torpor.base.fsio import socket_name, write_json
+from torpor.base.fsio import open_plain, socket_name, write_json
 from torpor.base.proc import ProcessId
 from torpor.errors import DataDamaged, InsufficientResources, VmmFailed
 from torpor.layers.space import full_disk_told
-from torpor.vmm import cgroup, launch
+from torpor.vmm import cgroup, console, launch
 from torpor.vmm.base import VOLUME_SLOTS, HostSupport, MachineSpec, SavedMachine
 from torpor.vmm.limits import RateLimits
 from torpor.vmm.qemu import command, format, host, merge
@@ -92,6 +93,7 @@ class QemuDriver:
             qmp = stack.enter_context(_listening(qmp_socket(folder)))
             agent = stack.enter_context(_listening(agent_socket(folder)))
             log = stack.enter_context((folder / "vmm.log").open("ab"))
+            await asyncio.to_thread(_begin_console, self.console(folder))
             wiring = command.Wiring(
                 qmp.fileno(), agent.fileno(), "console.log", str(ram), restored=saved is not None
             )
@@ -178,6 +180,16 @@ def _limit(folder: Path, spec: MachineSpec, process: ProcessId) -> None:
     group = cgroup.make(folder, spec)
     if group is not None:
         group.take(process.pid)
+
+
+def _begin_console(path: Path) -> None:
+    """Mark in the console's log, which QEMU opens itself, that another machine begins. Blocks."""
+    try:
+        file = open_plain(path, os.O_WRONLY | os.O_APPEND)
+    except OSError:  # there is none, or it is no log
+        return
+    with file:
+        console.begin(file)
 
 
 @contextlib.contextmanager
