@@ -67,6 +67,9 @@ class FakeVmm:
         if not self.process.alive():
             return "ended"
         await self._driver.step("status")
+        return self._status()
+
+    def _status(self) -> VmmStatus:
         state = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0]
         return "paused" if state == "T" else "running"
 
@@ -82,7 +85,7 @@ class FakeVmm:
             raise VmmFailed("the machine is gone")
         os.kill(self.process.pid, number)
         async with asyncio.timeout(5):
-            while await self.status() != want:
+            while self._status() != want:
                 await asyncio.sleep(0.001)
 
     async def save_devices(self) -> Path:

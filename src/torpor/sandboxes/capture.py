@@ -41,6 +41,9 @@ from torpor.vmm.base import Vmm
 DEAD_MAN_S = 30.0
 """The guest thaws itself after so long; a capture that takes longer is not called consistent."""
 
+_RESUME_S = 30.0
+"""For a machine whose VMM was too busy to answer: what it is asked is lost when nobody waits for the answer any more."""
+
 _VOLUMES_S = 300.0
 """For volumes that were taken off to be mounted again."""
 
@@ -170,7 +173,10 @@ async def _publish(
 
 async def let_run(m: SandboxMachine, *, paused_before: bool) -> None:
     """After a capture without `go_on` that came to nothing: let the machine run and write again."""
-    stood_still = await m.running_vmm().status() == "paused"
+    try:
+        stood_still = await m.running_vmm().status() == "paused"
+    except VmmFailed:  # it does not say, so it may
+        stood_still = True
     await go_on(m, None, paused_before=paused_before)
     if stood_still and not paused_before:
         with contextlib.suppress(GuestFailed, VmmFailed):  # then the dead men in the guest let go
@@ -377,17 +383,22 @@ async def _thaw(m: SandboxMachine, guest: Guest, wish: Wish) -> None:
 async def go_on(m: SandboxMachine, guest: Guest | None, *, paused_before: bool) -> None:
     """After a failure: let the machine run and write again, and note which overlay it writes to."""
     vmm = m.running_vmm()
-    if await vmm.status() == "ended":
+    if not vmm.process.alive():
         return
     if not paused_before:
-        await vmm.resume()
+        try:
+            await vmm.resume(timeout_s=_RESUME_S)
+        except VmmFailed as exc:  # upkeep asks it again
+            m.parts.report(f"resume of {m.info.id}", exc)
+            guest = None  # who stands still answers nothing; the dead man in the guest thaws
     if guest is not None:
-        with contextlib.suppress(GuestFailed):
+        with contextlib.suppress(GuestFailed, VmmFailed):
             guest = await m.guest_after_snapshot(guest)
     if guest is not None:
         with contextlib.suppress(GuestFailed):  # then the dead man in the guest thaws
             await guest.thaw()
-    with contextlib.suppress(InsufficientResources):  # both are in the row; see `switched`
+    # both are in the row; see `switched`
+    with contextlib.suppress(InsufficientResources, VmmFailed):
         await _note_switch(m, vmm)
     if guest is not None and not paused_before:
         with contextlib.suppress(GuestFailed):  # whoever asks it next is told

@@ -254,8 +254,8 @@ async def _renew(
 async def _awake_again(m: SandboxMachine, state: SandboxState) -> None:
     if m.info.state is S.HIBERNATED:
         return
-    with contextlib.suppress(VmmFailed):  # if it ended, the watcher notes that
-        if state is S.RUNNING and await m.running_vmm().status() == "paused":
+    if state is S.RUNNING:
+        with contextlib.suppress(VmmFailed):  # if it ended, the watcher notes that
             await capture.let_run(m, paused_before=False)
     await m.settle(state)
 

@@ -28,6 +28,7 @@ from torpor.errors import (
     VmmFailed,
     WrongState,
 )
+from torpor.layers.store import LayerStore
 from torpor.model import (
     ExecId,
     ExecInfo,
@@ -171,6 +172,55 @@ def test_a_capture_that_fails_leaves_the_source_as_it_was(play: Play, step: str,
         assert forked.state is S.RUNNING
         await world.engine.collect()
         assert await world.engine.verify_snapshot(snap.id) == ()
+
+    play(scene)
+
+
+@pytest.mark.parametrize("step", ["devices", "ram", "publish"])
+@pytest.mark.parametrize("act", ["snapshot", "hibernate"])
+def test_the_source_of_a_failed_capture_goes_on_though_its_vmm_does_not_say_what_it_does(
+    play: Play, monkeypatch: pytest.MonkeyPatch, step: str, act: str
+) -> None:
+    async def scene(world: World) -> None:
+        info = await world.create()
+        agent = world.connect.agents[-1]
+        wrong = VmmFailed("did not answer 'PUT /snapshot/create'")
+
+        def not_now(*_: object) -> None:
+            raise wrong
+
+        with monkeypatch.context() as patch:
+            patch.setitem(world.driver.fail, "status", VmmFailed("did not answer 'GET /'"))
+            if step == "publish":
+                patch.setattr(LayerStore, "publish", not_now)
+            else:
+                patch.setitem(world.driver.fail_once, step, wrong)
+            with pytest.raises(VmmFailed) as caught:
+                await getattr(world.engine, act)(info.id)
+        assert caught.value is wrong
+        assert (await world.engine.get(info.id)).state is S.RUNNING
+        assert await world.vmm(info.id).status() == "running"
+        assert not agent.frozen
+
+    play(scene)
+
+
+@pytest.mark.parametrize("act", ["snapshot", "hibernate"])
+def test_the_source_of_a_failed_capture_goes_on_when_its_vmm_answers_again(
+    play: Play, monkeypatch: pytest.MonkeyPatch, act: str
+) -> None:
+    async def scene(world: World) -> None:
+        info = await world.create()
+        wrong = VmmFailed("did not answer 'PUT /snapshot/create'")
+        with monkeypatch.context() as patch:
+            patch.setitem(world.driver.fail, "resume", VmmFailed("did not answer 'PATCH /vm'"))
+            patch.setitem(world.driver.fail_once, "devices", wrong)
+            with pytest.raises(VmmFailed) as caught:
+                await getattr(world.engine, act)(info.id)
+        assert caught.value is wrong, "and not what became of the attempt to let it go on"
+        assert (await world.engine.get(info.id)).state is S.RUNNING
+        await world.engine._tasks[info.id].go_on()  # as upkeep does
+        assert await world.vmm(info.id).status() == "running"
 
     play(scene)
 
