@@ -59,30 +59,39 @@ class Api:
             ) from exc
 
     async def call(
-        self, method: str, path: str, body: object = None, *, timeout_s: float = 10.0
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        *,
+        timeout_s: float = 10.0,
+        in_turn: bool = True,
     ) -> Any:
         """Ask, and return the answer's JSON; None when it has none.
+
+        Not `in_turn` it is sent at once, whatever else is not answered yet. What Firecracker has not read by the end of
+        the time it never will: it drops a connection that was closed.
 
         Raises:
             Refused: Firecracker says no.
             VmmFailed: it does not answer, or not in HTTP.
         """
         what = f"{method} {path}"
-        async with self._turn:  # it serves one after the other anyway
-            try:
-                async with asyncio.timeout(timeout_s):
-                    status, data = await self._ask(method, path, body)
-            except TimeoutError as exc:
-                raise VmmFailed(
-                    f"Firecracker (process {self._pid}) did not answer {what!r} within {timeout_s:g} s",
-                    hint="look at its log in the sandbox's folder, or delete the sandbox",
-                    pid=self._pid,
-                ) from exc
-            except (OSError, EOFError, ValueError) as exc:
-                raise VmmFailed(
-                    f"Firecracker (process {self._pid}) cannot be asked {what!r}: {exc}",
-                    pid=self._pid,
-                ) from exc
+        turn = self._turn if in_turn else contextlib.nullcontext()
+        try:
+            async with asyncio.timeout(timeout_s), turn:  # it serves one after the other anyway
+                status, data = await self._ask(method, path, body)
+        except TimeoutError as exc:
+            raise VmmFailed(
+                f"Firecracker (process {self._pid}) did not answer {what!r} within {timeout_s:g} s",
+                hint="look at its log in the sandbox's folder, or delete the sandbox",
+                pid=self._pid,
+            ) from exc
+        except (OSError, EOFError, ValueError) as exc:
+            raise VmmFailed(
+                f"Firecracker (process {self._pid}) cannot be asked {what!r}: {exc}",
+                pid=self._pid,
+            ) from exc
         if status >= 300:
             raise Refused(
                 f"Firecracker (process {self._pid}) refused {what!r}: {_fault(data)}", pid=self._pid

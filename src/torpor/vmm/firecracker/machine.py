@@ -36,7 +36,7 @@ _SAVE_S = 60.0
 _SAVE_S_PER_GIB = 30.0
 """A first snapshot has all memory that the machine touched; slow disks take their time."""
 _UNHEARD_S = 1.0
-"""For what is asked of a process that answers nothing: it is in its socket then."""
+"""For what is asked of a process that answers nothing."""
 _ONE_SLOT_BYTES = 3 << 30
 _DIFFS_OF_SLOTS = (1, 14, 1)
 """From this version on a diff of memory that does not lie in one piece is right (Firecracker's #5705)."""
@@ -110,7 +110,7 @@ class FirecrackerMachine:
         return "running" if is_running else "paused"
 
     async def pause(self, *, timeout_s: float = 5.0) -> None:
-        """Stop the vCPUs. Idempotent. On `VmmFailed` the machine runs on or has ended."""
+        """Stop the vCPUs. Idempotent. On `VmmFailed` the machine runs on or has ended, or upkeep lets it run on."""
         try:
             await self.api.call("PATCH", "/vm", {"state": "Paused"}, timeout_s=timeout_s)
         except Refused:
@@ -121,11 +121,15 @@ class FirecrackerMachine:
 
     async def _unheard_resume(self) -> None:
         with contextlib.suppress(VmmFailed):
-            await self.resume(timeout_s=_UNHEARD_S)
+            await self._resume(_UNHEARD_S, in_turn=False)
 
     async def resume(self, *, timeout_s: float = 5.0) -> None:
         """Let the vCPUs run. Idempotent."""
-        await self.api.call("PATCH", "/vm", {"state": "Resumed"}, timeout_s=timeout_s)
+        await self._resume(timeout_s, in_turn=True)
+
+    async def _resume(self, timeout_s: float, *, in_turn: bool) -> None:
+        body = {"state": "Resumed"}
+        await self.api.call("PATCH", "/vm", body, timeout_s=timeout_s, in_turn=in_turn)
 
     async def save_devices(self) -> Path:
         """Write the devices' state of a paused machine to a file in its folder and return it.

@@ -120,7 +120,7 @@ class QemuMachine:
 
     async def _unheard_resume(self) -> None:
         with contextlib.suppress(VmmFailed):
-            await self.resume(timeout_s=_UNHEARD_S)
+            await self._ask("cont", {}, _UNHEARD_S, in_turn=False)
 
     async def resume(self, *, timeout_s: float = 5.0) -> None:
         """Let the vCPUs run. Idempotent."""
@@ -328,24 +328,30 @@ class QemuMachine:
 
     async def _execute(self, name: str, *, timeout_s: float, **arguments: Any) -> object:
         """Run one QMP command; a control connection that was cut is made anew once."""
-        async with self._turn:
-            try:
-                async with asyncio.timeout(timeout_s):
-                    if self._qmp.runstate is not Runstate.RUNNING:
-                        await self.aclose()
-                        self._qmp = await _connect(self._folder, timeout_s)
-                    return await self._qmp.execute(name, arguments or None)
-            except TimeoutError as exc:
-                raise VmmFailed(
-                    f"QEMU (process {self._process.pid}) did not answer {name!r} within {timeout_s:g} s",
-                    hint="look at its log in the sandbox's folder, or delete the sandbox",
-                    pid=self._process.pid,
-                ) from exc
-            except (QMPError, OSError, EOFError) as exc:
-                raise VmmFailed(
-                    f"QEMU (process {self._process.pid}) refused {name!r}: {exc}",
-                    pid=self._process.pid,
-                ) from exc
+        return await self._ask(name, arguments, timeout_s, in_turn=True)
+
+    async def _ask(
+        self, name: str, arguments: dict[str, Any], timeout_s: float, *, in_turn: bool
+    ) -> object:
+        """Run one QMP command; not `in_turn` it is sent at once, over the connection that there is."""
+        turn = self._turn if in_turn else contextlib.nullcontext()
+        try:
+            async with asyncio.timeout(timeout_s), turn:
+                if in_turn and self._qmp.runstate is not Runstate.RUNNING:
+                    await self.aclose()
+                    self._qmp = await _connect(self._folder, timeout_s)
+                return await self._qmp.execute(name, arguments or None)
+        except TimeoutError as exc:
+            raise VmmFailed(
+                f"QEMU (process {self._process.pid}) did not answer {name!r} within {timeout_s:g} s",
+                hint="look at its log in the sandbox's folder, or delete the sandbox",
+                pid=self._process.pid,
+            ) from exc
+        except (QMPError, OSError, EOFError) as exc:
+            raise VmmFailed(
+                f"QEMU (process {self._process.pid}) refused {name!r}: {exc}",
+                pid=self._process.pid,
+            ) from exc
 
 
 def agent_socket(folder: Path) -> Path:
