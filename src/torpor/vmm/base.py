@@ -300,6 +300,8 @@ class Driver(Protocol):
     async def adopt(self, folder: Path) -> Vmm | None:
         """Return the machine that an earlier daemon started in `folder`, or None if it is gone.
 
+        One that does not answer because it still does what that daemon asked of it is waited for.
+
         Raises:
             VmmFailed: the process lives but its control socket does not answer.
         """

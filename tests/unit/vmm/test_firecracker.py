@@ -22,6 +22,7 @@ from torpor.vmm import console, kvm
 from torpor.vmm.base import Disk, MachineSpec
 from torpor.vmm.firecracker import FirecrackerDriver, clock, disks, host, kernel, network
 from torpor.vmm.firecracker.api import Api, Refused
+from torpor.vmm.firecracker.driver import _record
 from torpor.vmm.firecracker.machine import FirecrackerMachine
 from torpor.vmm.firecracker.memory import add_changed
 from torpor.vmm.limits import RateLimits
@@ -396,6 +397,45 @@ def test_a_machine_that_powered_off_is_ended(
         return lives
 
     assert asyncio.run(main()) is (not words)
+
+
+@pytest.mark.parametrize("then", ["answers", "ends", "is silent"])
+def test_a_machine_that_is_being_saved_is_waited_for_by_the_next_daemon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: str
+) -> None:
+    monkeypatch.setattr("torpor.vmm.firecracker.machine._STATUS_S", 0.05)
+    if then == "is silent":
+        monkeypatch.setattr("torpor.vmm.firecracker.machine._SAVE_S", 0.3)
+    (tmp_path / "vm").mkdir()
+    with (tmp_path / "log").open("wb") as log:
+        process = proc.start_detached(["sleep", "100"], log=log)
+    _record(tmp_path, process, None, 1 << 20)
+
+    async def main() -> object:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            if then == "answers":
+                await asyncio.sleep(0.3)
+                writer.write(_reply(b"200 OK", b'{"state": "Paused"}'))
+            elif then == "ends":
+                await process.kill()
+            else:
+                await reader.read()
+            writer.close()
+
+        async with await asyncio.start_unix_server(serve, tmp_path / "vm/api.sock"):
+            machine = await FirecrackerDriver().adopt(tmp_path)
+            assert machine is not None
+            return machine.process.alive()
+
+    try:
+        if then == "is silent":
+            with pytest.raises(VmmFailed, match="did not answer 'GET /'"):
+                asyncio.run(main())
+        else:
+            assert asyncio.run(main()) is (then == "answers")
+    finally:
+        asyncio.run(process.kill())
 
 
 def _state(body: bytes) -> bytes:

@@ -192,7 +192,7 @@ class FirecrackerDriver:
         await asyncio.to_thread(drives.let_go, machine.folder / "vm")
 
     async def adopt(self, folder: Path) -> FirecrackerMachine | None:
-        """Return the machine that runs in `folder`, or None if none does.
+        """Return the machine that runs in `folder`, or None if none does; one that is being saved is waited for.
 
         Raises:
             VmmFailed: its process lives and its control socket does not answer.
@@ -207,7 +207,7 @@ class FirecrackerDriver:
             raise DataDamaged(f"{folder / launch.RECORD} is not a process record: {exc}") from exc
         process = launch.process_in(record)
         machine = FirecrackerMachine(process, folder, image, size, self._limits)
-        await machine.status()
+        await machine.until_answering()
         return machine
 
     async def sweep(self, folder: Path) -> None:

@@ -35,6 +35,7 @@ _DEVICES_MOST = 64 * MIB
 _SAVE_S = 60.0
 _SAVE_S_PER_GIB = 30.0
 """A first snapshot has all memory that the machine touched; slow disks take their time."""
+_STATUS_S = 5.0
 _UNHEARD_S = 1.0
 """For what is asked of a process that answers nothing."""
 _ONE_SLOT_BYTES = 3 << 30
@@ -98,10 +99,21 @@ class FirecrackerMachine:
 
     async def status(self) -> VmmStatus:
         """Return `running`, `paused` or `ended`. Raises `VmmFailed` when it lives but does not answer."""
+        return await self._status(_STATUS_S)
+
+    async def until_answering(self) -> None:
+        """Return when it has done, if it lives, what a daemon that died asked of it: a snapshot at most.
+
+        Raises:
+            VmmFailed: it lives but does not answer.
+        """
+        await self._status(self._save_s)
+
+    async def _status(self, timeout_s: float) -> VmmStatus:
         if not self._process.alive():
             return "ended"
         try:
-            answer = await self.api.call("GET", "/", timeout_s=5.0)
+            answer = await self.api.call("GET", "/", timeout_s=timeout_s)
         except VmmFailed:
             if not self._process.alive():
                 return "ended"
@@ -148,7 +160,7 @@ class FirecrackerMachine:
                     "snapshot_path": config.DEVICES,
                     "mem_file_path": config.MEMORY,
                 },
-                timeout_s=_SAVE_S + _SAVE_S_PER_GIB * self._ram_bytes / 2**30,
+                timeout_s=self._save_s,
             )
             with full_disk_told(str(path)):
                 await asyncio.to_thread(_take_devices, written, path, since_ns)
@@ -164,6 +176,11 @@ class FirecrackerMachine:
                 ) from exc
             raise VmmFailed(f"Firecracker's {written} cannot be used: {exc}") from exc
         return path
+
+    @property
+    def _save_s(self) -> float:
+        """How long a snapshot may take, in which nothing else is answered."""
+        return _SAVE_S + _SAVE_S_PER_GIB * self._ram_bytes / 2**30
 
     async def _snapshot_type(self) -> str:
         """Return the cheaper kind of snapshot that writes this machine's memory right; the file holds the same then."""
