@@ -24,23 +24,38 @@ def lowly(argv: Sequence[str], *, confined: bool = False) -> list[str]:
     Raises:
         HostNotReady: a tool for it is missing.
     """
-    setpriv, nice, ionice = (shutil.which(name) for name in ("setpriv", "nice", "ionice"))
-    if setpriv is None or nice is None:
-        raise HostNotReady(
-            "setpriv and nice are needed to merge layers",
-            hint="run: sudo apt-get install util-linux coreutils",
-        )
-    other = confined and os.geteuid() == 0
+    ionice = shutil.which("ionice")
     return [
-        setpriv,
-        *((f"--reuid={READER_UID}", f"--regid={LAYERS_GID}", "--clear-groups") if other else ()),
-        "--no-new-privs",
-        "--pdeathsig=KILL",
-        nice,
-        "-n19",
+        *bounded(confined=confined),
+        *(_tool("nice"), "-n19"),
         *((ionice, "-c3") if ionice else ()),
         *argv,
     ]
+
+
+def bounded(*, confined: bool) -> list[str]:
+    """Return what goes before an argv that gains no rights and ends when we do; `confined`: see `lowly`.
+
+    Raises:
+        HostNotReady: a tool for it is missing.
+    """
+    other = confined and os.geteuid() == 0
+    return [
+        _tool("setpriv"),
+        *((f"--reuid={READER_UID}", f"--regid={LAYERS_GID}", "--clear-groups") if other else ()),
+        "--no-new-privs",
+        "--pdeathsig=KILL",
+    ]
+
+
+def _tool(name: str) -> str:
+    found = shutil.which(name)
+    if found is None:
+        raise HostNotReady(
+            f"{name} is needed to read layers that machines wrote",
+            hint="run: sudo apt-get install util-linux coreutils",
+        )
+    return found
 
 
 def make_for_reader(path: Path) -> None:

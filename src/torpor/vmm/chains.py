@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from pathlib import Path
+
+from torpor.errors import DataDamaged
+
+_HEADER = struct.Struct(">4sIQI")
+"""Magic, version, where the backing file's name is, and how long."""
+_INCOMPATIBLE_AT = 72
 
 
 def needed(files: Sequence[Path]) -> Sequence[Path]:
@@ -39,3 +46,22 @@ def node(path: Path, below: dict[str, object] | None, *, writable: bool) -> dict
 def format_of(path: Path) -> str:
     """Return the format of a layer's file."""
     return "qcow2" if path.suffix == ".qcow2" else "raw"
+
+
+def check_plain(path: Path) -> None:
+    """Raise `DataDamaged` unless `path` is a qcow2 file whose content is all in it.
+
+    A VMM that was taken over may write a header that names another file; whoever opens it then reads that one.
+    """
+    with path.open("rb") as file:
+        head = file.read(104)
+    if len(head) < 104:
+        raise DataDamaged(f"{path} is no qcow2 file", path=path)
+    magic, version, backing_at, _ = _HEADER.unpack_from(head)
+    (incompatible,) = struct.unpack_from(">Q", head, _INCOMPATIBLE_AT)
+    if (magic, version) != (b"QFI\xfb", 3):
+        raise DataDamaged(f"{path} is no qcow2 file of version 3", path=path)
+    if backing_at or incompatible:
+        raise DataDamaged(
+            f"{path} names a backing file, or wants features {incompatible:#x}", path=path
+        )

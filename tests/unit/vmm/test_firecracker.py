@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 
 from torpor.base import proc
-from torpor.errors import HostNotReady, InsufficientResources, VmmFailed
+from torpor.errors import DataDamaged, HostNotReady, InsufficientResources, VmmFailed
 from torpor.layers.ram import PAGE, RamLayerWriter, compose
+from torpor.layers.seal import seal
 from torpor.vmm import console, kvm
 from torpor.vmm.base import Disk, MachineSpec
 from torpor.vmm.firecracker import FirecrackerDriver, clock, disks, host, kernel, network
@@ -192,8 +193,9 @@ def test_an_empty_disk_is_filled_with_the_newest_layer_and_once(tmp_path: Path) 
     ]
 
 
-def test_a_disk_that_qemu_made_is_read_with_its_whole_chain(tmp_path: Path) -> None:
-    base, delta, active = (tmp_path / name for name in ("base.raw", "delta.qcow2", "active.raw"))
+def _moved(folder: Path) -> tuple[Path, Path, Path]:
+    """Return a disk and what a QEMU wrote over it, both sealed, and an empty disk that they are to be in."""
+    base, delta, active = (folder / name for name in ("base.raw", "delta.qcow2", "active.raw"))
     base.write_bytes(b"b" * (1 << 20))
     subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", delta, "2M"], check=True)
     subprocess.run(
@@ -201,11 +203,57 @@ def test_a_disk_that_qemu_made_is_read_with_its_whole_chain(tmp_path: Path) -> N
         check=True,
         capture_output=True,
     )
+    for path in (base, delta):
+        seal(path)
     disks.make_empty(active, 2 << 20)
+    return base, delta, active
+
+
+def test_a_disk_that_qemu_made_is_read_with_its_whole_chain(folder: Path) -> None:
+    base, delta, active = _moved(folder)
+    before = active.stat()
     asyncio.run(disks.fill(active, (base, delta)))
     content = active.read_bytes()
     assert content[: 1 << 20] == b"b" * (1 << 20)
     assert content[1 << 20 :] == b"d" * (64 << 10) + bytes((1 << 20) - (64 << 10))
+    after = active.stat()
+    assert (after.st_uid, after.st_gid, after.st_mode) == (
+        before.st_uid,
+        before.st_gid,
+        before.st_mode,
+    )
+    assert len(list(folder.iterdir())) == 3
+
+
+@pytest.mark.parametrize("how", ["data_file", "backing", "middle"])
+def test_no_file_that_a_layer_names_is_read(folder: Path, how: str) -> None:
+    base, delta, active = _moved(folder)
+    secret = folder.parent / "secret"
+    secret.write_bytes(b"s" * (2 << 20))
+    delta.chmod(0o600)
+    names = ["-b", secret, "-F", "raw"] if how == "backing" else ["-o", f"data_file={secret}"]
+    subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", *names, delta, "2M"], check=True)
+    seal(delta)
+    secret.write_bytes(b"s" * (2 << 20))
+    layers = [base, delta]
+    if how == "middle":
+        layers.append(folder / "newest.qcow2")
+        subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", layers[-1], "2M"], check=True)
+        seal(layers[-1])
+    with pytest.raises(DataDamaged, match=f"{delta.name} names a backing file, or wants features"):
+        asyncio.run(disks.fill(active, layers))
+    assert active.stat().st_blocks == 0
+    assert not list(folder.glob(".*"))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has other users read layers")
+def test_who_reads_a_layer_may_read_layers_and_nothing_else(folder: Path) -> None:
+    base, delta, active = _moved(folder)
+    base.chmod(0o400)
+    with pytest.raises(VmmFailed, match="Permission denied"):
+        asyncio.run(disks.fill(active, (base, delta)))
+    assert active.stat().st_blocks == 0
+    assert not list(folder.glob(".*"))
 
 
 def test_a_disk_that_cannot_be_filled_is_as_empty_as_before(

@@ -105,8 +105,8 @@ class Scene:
 
 
 @pytest.fixture
-def scene(tmp_path: Path) -> Iterator[Scene]:
-    made = Scene(tmp_path)
+def scene(folder: Path) -> Iterator[Scene]:
+    made = Scene(folder)
     yield made
     made.api.close()
 

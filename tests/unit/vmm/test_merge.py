@@ -8,8 +8,6 @@ import random
 import shutil
 import struct
 import subprocess
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,8 +16,9 @@ from torpor.errors import DataDamaged, VmmFailed
 from torpor.layers.seal import seal
 from torpor.layers.verify import digest
 from torpor.vmm import chains
+from torpor.vmm.chains import check_plain
 from torpor.vmm.qemu import merge as module
-from torpor.vmm.qemu.merge import check_plain, merge
+from torpor.vmm.qemu.merge import merge
 
 QEMU_IMG = Path(shutil.which("qemu-img") or "/missing")
 QEMU_IO = shutil.which("qemu-io")
@@ -27,17 +26,6 @@ pytestmark = pytest.mark.skipif(
     not QEMU_IMG.exists() or QEMU_IO is None, reason="qemu-img and qemu-io are not installed"
 )
 MIB = 1 << 20
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A folder that the readers' user may pass; each pytest that begins closes pytest's own to others."""
-    with tempfile.TemporaryDirectory() as name:
-        layers = Path(name) / "layers"
-        layers.mkdir()
-        for path in (layers, layers.parent):
-            path.chmod(0o711)
-        yield layers
 
 
 def _base(folder: Path, size_mib: int = 16) -> Path:

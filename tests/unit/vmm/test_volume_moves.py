@@ -36,9 +36,9 @@ Make = Callable[[str], VolumeDesk]
 
 
 @pytest.fixture
-def desk_of(tmp_path: Path) -> Make:
+def desk_of(folder: Path) -> Make:
     """Return the desk of a home with that driver; the volumes are the same."""
-    home = Home(tmp_path / "home")
+    home = Home(folder / "home")
     home.prepare()
     shelf = VolumeShelf(VolumeRows(Database.open(home.database)))
 

@@ -16,8 +16,8 @@ import pytest
 from torpor.base.units import GIB, MIB
 from torpor.errors import HostNotReady, InsufficientResources, VmmFailed
 from torpor.vmm.base import VolumeDisk
+from torpor.vmm.chains import check_plain
 from torpor.vmm.qemu.format import format_volume, resize_overlay
-from torpor.vmm.qemu.merge import check_plain
 from torpor.vmm.qemu.volumes import QemuVolumes
 
 QEMU_IMG = shutil.which("qemu-img")

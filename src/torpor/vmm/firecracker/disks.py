@@ -17,9 +17,10 @@ from torpor.base import proc
 from torpor.base.aio import finish
 from torpor.base.fsio import clone_file, fsync_dir, fsync_file
 from torpor.errors import HostNotReady, InsufficientResources, VmmFailed
+from torpor.layers.lowly import bounded, make_for_reader
 from torpor.layers.space import full_disk_told
 from torpor.layers.whole import is_empty
-from torpor.vmm.chains import chain
+from torpor.vmm.chains import chain, check_plain, needed
 
 _CONVERT_S = 3600.0
 
@@ -43,6 +44,7 @@ async def fill(path: Path, layers: Sequence[Path], *, durable: bool = False) -> 
     On any failure it is as empty as it was. Fsynced before it is there with `durable`.
 
     Raises:
+        DataDamaged: a layer is qcow2, and is none or wants a file beside it.
         HostNotReady: a layer is qcow2, and there is no qemu-img.
         InsufficientResources: the disk is full.
         VmmFailed: a layer cannot be read.
@@ -109,20 +111,33 @@ async def make_larger(path: Path, size_bytes: int) -> None:
 
 
 async def _convert(layers: Sequence[Path], out: Path) -> None:
-    """Write the disk that a chain with qcow2 layers is, as raw."""
+    """Write the disk that a chain with qcow2 layers is, as raw.
+
+    A QEMU that was taken over may have written them, so whoever reads them may read layers and nothing else.
+    """
     tool = shutil.which("qemu-img")
     if tool is None:
         raise HostNotReady(
             "a disk that QEMU made needs qemu-img to be read",
             hint="run: sudo apt-get install qemu-utils",
         )
+    await finish(asyncio.to_thread(_begin, needed(layers), out), within_s=None)
     source = f"json:{json.dumps(chain(layers))}"
+    words = [tool, "convert", "-O", "raw", "-S", "4k", source, str(out)]
     try:
-        await proc.run(
-            [tool, "convert", "-O", "raw", "-S", "4k", source, str(out)], timeout_s=_CONVERT_S
-        )
+        await proc.run([*bounded(confined=True), *words], timeout_s=_CONVERT_S)
     except proc.HostCommandFailed as exc:
         text = str(exc.facts.get("stderr"))
         if "No space left" in text:
             raise InsufficientResources(f"no disk space for {out}", path=out) from exc
         raise VmmFailed(f"{layers[-1]} cannot be made raw: {text}") from exc
+
+
+def _begin(layers: Sequence[Path], out: Path) -> None:
+    """Make the file that a chain is written to, when no layer of it leads out of it."""
+    for path in layers:
+        if path.suffix == ".qcow2":
+            check_plain(path)
+    out.unlink(missing_ok=True)
+    with full_disk_told(str(out)):
+        make_for_reader(out)

@@ -9,23 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-import struct
 from collections.abc import Sequence
 from pathlib import Path
 
 from torpor.base.aio import finish
 from torpor.base.proc import HostCommandFailed, run
-from torpor.errors import DataDamaged, InsufficientResources, VmmFailed
+from torpor.errors import InsufficientResources, VmmFailed
 from torpor.layers.lowly import lowly, make_for_reader
 from torpor.layers.space import full_disk_told
-from torpor.vmm.chains import chain, format_of, needed, node
+from torpor.vmm.chains import chain, check_plain, format_of, needed, node
 
 _TIMEOUT_S = 6 * 3600.0
 _DIFFERENT = 1
 """How `qemu-img compare` ends when the content differs."""
-_HEADER = struct.Struct(">4sIQI")
-"""Magic, version, where the backing file's name is, and how long."""
-_INCOMPATIBLE_AT = 72
 _NAME_MOST = 1000
 """A qcow2 file holds a backing file's name, here a whole chain, of at most 1023 bytes."""
 
@@ -119,25 +115,6 @@ def _begin(layers: Sequence[Path], out: Path) -> None:
         check_plain(path)
     with full_disk_told(str(out)):
         make_for_reader(out)
-
-
-def check_plain(path: Path) -> None:
-    """Raise `DataDamaged` unless `path` is a qcow2 file whose content is all in it.
-
-    A VMM that was taken over may write a header that names another file; whoever opens it then reads that one.
-    """
-    with path.open("rb") as file:
-        head = file.read(104)
-    if len(head) < 104:
-        raise DataDamaged(f"{path} is no qcow2 file", path=path)
-    magic, version, backing_at, _ = _HEADER.unpack_from(head)
-    (incompatible,) = struct.unpack_from(">Q", head, _INCOMPATIBLE_AT)
-    if (magic, version) != (b"QFI\xfb", 3):
-        raise DataDamaged(f"{path} is no qcow2 file of version 3", path=path)
-    if backing_at or incompatible:
-        raise DataDamaged(
-            f"{path} names a backing file, or wants features {incompatible:#x}", path=path
-        )
 
 
 def _short_name(below: Sequence[Path], folder: Path) -> str:
