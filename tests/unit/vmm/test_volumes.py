@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from torpor.base.units import GIB, MIB
-from torpor.errors import HostNotReady, InsufficientResources, VmmFailed
+from torpor.errors import DataDamaged, HostNotReady, InsufficientResources, VmmFailed
 from torpor.vmm.base import VolumeDisk
 from torpor.vmm.chains import check_plain
 from torpor.vmm.qemu.format import format_volume, resize_overlay
@@ -60,6 +60,13 @@ def test_an_overlay_is_made_larger(tmp_path: Path) -> None:
     assert json.loads(found.stdout)["virtual-size"] == 2 * GIB
     with pytest.raises(VmmFailed):
         asyncio.run(resize_overlay(Path(str(QEMU_IMG)), tmp_path / "none.qcow2", GIB))
+    other = tmp_path / "other"
+    options = ["-o", f"data_file={other}"]
+    subprocess.run([str(QEMU_IMG), "create", "-q", "-f", "qcow2", *options, path, "1G"], check=True)
+    other.write_bytes(b"of the host")
+    with pytest.raises(DataDamaged, match="wants features 0x4"):
+        asyncio.run(resize_overlay(Path(str(QEMU_IMG)), path, 2 * GIB))
+    assert other.read_bytes() == b"of the host"
 
 
 class PaperMonitor:

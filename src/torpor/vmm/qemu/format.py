@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from torpor.errors import VmmFailed
+from torpor.vmm.chains import check_plain
 from torpor.vmm.ext4 import make_ext4, run
 
 
@@ -25,5 +27,14 @@ async def format_volume(qemu_img: Path, path: Path, size_bytes: int) -> None:
 
 
 async def resize_overlay(qemu_img: Path, path: Path, size_bytes: int) -> None:
-    """Make an overlay that nobody has open larger."""
+    """Make an overlay that nobody has open larger; a VMM that was taken over may have written it.
+
+    Raises:
+        DataDamaged: it wants a file beside it, or is no qcow2 file.
+        VmmFailed: it is gone, or cannot be made larger.
+    """
+    try:
+        await asyncio.to_thread(check_plain, path)
+    except FileNotFoundError as exc:
+        raise VmmFailed(f"{path} is gone and cannot be made larger", path=path) from exc
     await run([str(qemu_img), "resize", "-q", "-f", "qcow2", str(path), str(size_bytes)], path)
