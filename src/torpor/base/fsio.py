@@ -11,7 +11,6 @@ import errno
 import fcntl
 import json
 import os
-import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from torpor.errors import Busy, DataDamaged, NotFound
 
 _FICLONE = 0x40049409
 """ioctl number of FICLONE, include/uapi/linux/fs.h."""
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def write_atomic(path: Path, data: bytes, *, mode: int = 0o600) -> None:
@@ -126,12 +126,96 @@ def remove_tree(path: Path) -> None:
         if not doomed.exists():
             return
     except OSError:
-        shutil.rmtree(doomed, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            remove_all(doomed)
         with contextlib.suppress(FileNotFoundError):
             os.rename(path, doomed)
-    shutil.rmtree(doomed, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        remove_all(doomed)
     with contextlib.suppress(FileNotFoundError):
         fsync_dir(path.parent)
+
+
+def remove_all(path: Path) -> None:
+    """Remove folder `path` with all in it, however deep it is; no link is followed.
+
+    Who owns the folder may have made it to be in our way: neither Python's stack, nor the length of a path, nor the
+    number of open files bounds how deep it can be.
+
+    Raises:
+        OSError: it is no folder, something in it cannot be removed, or somebody moves what is in it meanwhile.
+    """
+    failed: list[OSError] = []
+    above: list[
+        tuple[os.stat_result, str, list[str]]
+    ] = []  # with the name gone down, and what waits
+    here = os.open(path, _FOLDER)
+    try:
+        folders = _remove_files(here, failed)
+        while folders or above:
+            if folders:
+                name = folders.pop()
+                try:
+                    below = _enter(here, name)
+                except OSError as exc:
+                    failed.append(exc)
+                    continue
+                above.append((os.fstat(here), name, folders))
+                os.close(here)
+                here = below
+                folders = _remove_files(here, failed)
+            else:
+                before, name, folders = above.pop()
+                up = os.open("..", _FOLDER, dir_fd=here)
+                os.close(here)
+                here = up
+                _check_same(os.fstat(here), before, name)
+                try:
+                    os.rmdir(name, dir_fd=here)
+                except OSError as exc:
+                    failed.append(exc)
+    finally:
+        os.close(here)
+    if failed:
+        raise failed[0]
+    path.rmdir()
+
+
+def _remove_files(folder: int, failed: list[OSError]) -> list[str]:
+    """Remove all in an open folder but its folders; return their names."""
+    try:
+        names = os.listdir(folder)
+    except OSError as exc:
+        failed.append(exc)
+        return []
+    left = []
+    for name in names:
+        try:
+            os.unlink(name, dir_fd=folder)
+        except IsADirectoryError:
+            left.append(name)
+        except FileNotFoundError:
+            pass
+        except OSError as exc:
+            failed.append(exc)
+    return left
+
+
+def _enter(folder: int, name: str) -> int:
+    """Open a folder in an open folder, from which there is a way back."""
+    fd = os.open(name, _FOLDER, dir_fd=folder)
+    try:
+        _check_same(os.stat("..", dir_fd=fd), os.fstat(folder), name)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _check_same(found: os.stat_result, wanted: os.stat_result, name: str) -> None:
+    """Raise unless what a folder lies in is what it lay in."""
+    if not os.path.samestat(found, wanted):
+        raise OSError(errno.ESTALE, "it was moved while it was removed", name)
 
 
 def make_private_dir(path: Path, *, mode: int = 0o700) -> Path:

@@ -6,7 +6,9 @@ import socket
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -83,6 +85,91 @@ def test_remove_tree_also_finishes_an_interrupted_removal(tmp_path: Path) -> Non
         fsio.remove_tree(tree)
         assert list(tmp_path.iterdir()) == []
     fsio.remove_tree(tree)
+
+
+def _deep(top: Path, levels: int) -> None:
+    """Make folders in each other below `top`; the path of the last is far longer than a path may be."""
+    fd = os.open(top, os.O_RDONLY)
+    for _ in range(levels):
+        os.mkdir("folder", dir_fd=fd)
+        os.close(os.open("file", os.O_CREAT | os.O_WRONLY, dir_fd=fd))
+        below = os.open("folder", os.O_RDONLY, dir_fd=fd)
+        os.close(fd)
+        fd = below
+    os.close(fd)
+
+
+@pytest.mark.parametrize("remove", [fsio.remove_all, fsio.remove_tree])
+def test_a_tree_is_removed_however_deep_and_wide_it_is(
+    tmp_path: Path, remove: Callable[[Path], None]
+) -> None:
+    tree, kept = tmp_path / "tree", tmp_path / "kept"
+    tree.mkdir()
+    kept.mkdir()
+    (kept / "file").write_text("kept")
+    for number in range(100):
+        (tree / f"{number}/one/two").mkdir(parents=True)
+        (tree / f"{number}/one/link").symlink_to(kept)
+    os.mkfifo(tree / "0/one/two/pipe")
+    (tree / "0/one/two/hard").hardlink_to(kept / "file")
+    _deep(tree / "50/one/two", 1500)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    try:
+        remove(tree)
+    except BaseException:  # pytest's own cleanup cannot remove it either
+        subprocess.run(["rm", "-rf", *tmp_path.glob("*tree*")], check=True)
+        raise
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+    assert (kept / "file").read_text() == "kept"
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_what_cannot_be_removed_is_told_and_all_else_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree, kept = tmp_path / "tree", tmp_path / "kept"
+    kept.mkdir()
+    (tree / "one/two").mkdir(parents=True)
+    for name in ("other", "one/stays", "one/two/other"):
+        (tree / name).touch()
+    real = os.unlink
+
+    def unlink(name: str, **how: Any) -> None:
+        if name == "stays":
+            raise PermissionError(1, "Operation not permitted", name)
+        real(name, **how)
+
+    monkeypatch.setattr(os, "unlink", unlink)
+    with pytest.raises(PermissionError):
+        fsio.remove_all(tree)
+    assert sorted(str(p.relative_to(tree)) for p in tree.rglob("*")) == ["one", "one/stays"]
+    monkeypatch.undo()
+    (tmp_path / "link").symlink_to(kept)
+    for no_folder in ("link", "tree/one/stays"):
+        with pytest.raises(OSError, match="Not a directory"):
+            fsio.remove_all(tmp_path / no_folder)
+    with pytest.raises(FileNotFoundError):
+        fsio.remove_all(tmp_path / "none")
+
+
+def test_a_folder_that_is_moved_meanwhile_leads_nobody_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree, elsewhere = tmp_path / "tree", tmp_path / "elsewhere"
+    (tree / "one/two").mkdir(parents=True)
+    (elsewhere / "two").mkdir(parents=True)
+    real = os.listdir
+
+    def moved(folder: int) -> list[str]:
+        names = real(folder)
+        if not names and (tree / "one/two").exists():
+            (tree / "one/two").rename(elsewhere / "moved")
+        return names
+
+    monkeypatch.setattr(os, "listdir", moved)
+    with pytest.raises(OSError, match="was moved"):
+        fsio.remove_all(tree)
+    assert (elsewhere / "two").exists()
 
 
 def test_locked_excludes_another_process_and_ends_with_it(tmp_path: Path) -> None:

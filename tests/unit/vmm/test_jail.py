@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,27 @@ def test_nothing_of_a_jail_is_left_and_no_link_is_followed(tmp_path: Path) -> No
     assert (kept / "deep/file").read_text() == "kept"
     jail.clear(tmp_path / "none")
     jailer.prepare(folder, "one")
+
+
+def test_no_folder_is_too_deep_to_be_cleared(tmp_path: Path) -> None:
+    folder = _folder(tmp_path)
+    for name in ("console.log", ".disk"):
+        (folder / "vm" / name).mkdir()
+        at = os.open(folder / "vm" / name, os.O_RDONLY)
+        for _ in range(1500):
+            os.mkdir("folder", dir_fd=at)
+            below = os.open("folder", os.O_RDONLY, dir_fd=at)
+            os.close(at)
+            at = below
+        os.close(at)
+    try:
+        drives.lead(folder / "vm", "disk", tmp_path / "one.raw")
+        assert (folder / "vm/disk").is_symlink()
+        jail.clear(folder)
+        assert list((folder / "vm").iterdir()) == []
+    except BaseException:  # pytest's own cleanup cannot remove it either
+        subprocess.run(["rm", "-rf", folder], check=True)
+        raise
 
 
 def test_a_file_system_that_starts_nothing_is_told(

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import threading
 from collections.abc import Mapping
 from pathlib import Path
 
+from torpor.base.fsio import remove_all
 from torpor.errors import VmmFailed
 from torpor.vmm.firecracker import given
 from torpor.vmm.firecracker.config import DISK, SLOTS, volume_name
@@ -67,7 +67,7 @@ def lead_nowhere(inner: Path, slot: int) -> None:
 def _free(path: Path) -> Path:
     """Return a path at which nothing is. What lay there may have been anything: the folder is not ours alone."""
     if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
+        remove_all(path)
     path.unlink(missing_ok=True)
     return path
 

@@ -8,6 +8,7 @@ over it is mounted in a mount namespace of the machine's own, and so goes with i
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import shutil
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torpor.base import proc
+from torpor.base.fsio import remove_all
 from torpor.errors import HostNotReady, TorporError
 from torpor.layers.seal import LAYERS_GID
 from torpor.vmm.base import Wall
@@ -94,7 +96,8 @@ def clear(folder: Path) -> None:
     there = list(inner.iterdir()) if inner.is_dir() else []
     for path in (folder / _JAILS, folder / GIVEN, *there):
         if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                remove_all(path)
         elif path != inner / CONSOLE:
             path.unlink(missing_ok=True)
 
