@@ -211,7 +211,7 @@ def test_what_is_open_counts_and_not_where_a_name_leads(scene: Scene) -> None:
     assert scene.newest() == {WRITE: "active"}
     drives.lead(scene.inner, volume_name(WRITE), scene.layers / "active.raw")
     drives.lead(scene.inner, DISK, scene.layers / "soon.raw")
-    assert drives.opened(scene.inner, os.getpid())[DISK] == scene.layers / "root.raw"
+    assert drives.opened(scene.inner, os.getpid())[DISK].path == scene.layers / "root.raw"
     drives.lead(scene.inner, DISK, scene.layers / "root.raw")
     (scene.layers / "active.raw").unlink()
     assert scene.newest() == {WRITE: "active"}, "also a file that was collected"
@@ -230,6 +230,26 @@ def test_what_lies_in_a_machines_folder_is_not_in_the_way(scene: Scene, tmp_path
     asyncio.run(scene.volumes.detach(WRITE))
     assert mine.read_bytes() == b"mine"
     assert scene.api.size(WRITE) == 4096
+
+
+def test_no_disk_that_it_made_itself_is_believed_without_a_jail_either(
+    scene: Scene, tmp_path: Path
+) -> None:
+    asyncio.run(scene.volumes.attach(scene.disk()))
+    secret, evil = tmp_path / "secret", scene.inner / "evil.raw"
+    secret.write_bytes(b"secret")
+    evil.touch()
+    drives.lead(scene.inner, volume_name(WRITE), evil)
+    scene.api.open(volume_name(WRITE))
+    evil.unlink()
+    evil.symlink_to(secret)
+    next_one = scene.layers / "next.raw"
+    disks.make_empty(next_one, MIB)
+    for ask in (scene.volumes.switch(WRITE, next_one), scene.volumes.resize(WRITE, 2 * MIB)):
+        with pytest.raises(VmmFailed, match="was not given"):
+            asyncio.run(ask)
+    assert next_one.stat().st_blocks == 0
+    assert secret.read_bytes() == b"secret"
 
 
 def test_growing(scene: Scene) -> None:

@@ -138,14 +138,16 @@ def test_in_a_jail_there_are_the_files_that_were_given_and_their_names_stay(tmp_
     drives.let_go(inner)
     assert (inner / "disk").readlink() == one, "without a jail it is the file itself"
     assert given.of(folder, one) == one
+    for own in (inner / "one.raw", inner / "x/one.raw", Path("socket:[1]")):
+        assert given.of(folder, own) is None
     jail.Jailer(Path("j"), Path("firecracker")).prepare(folder, "one")
     for _ in range(2):
         drives.lead(inner, "disk", one)
         assert (inner / "disk").readlink() == Path("in/one.raw")
         assert (folder / "in/one.raw").samefile(one)
     assert given.of(folder, Path("/in/one.raw")).samefile(one)
-    assert given.of(folder, Path("/x/in/one.raw")) == inner / "x/in/one.raw", "that is its own"
-    assert given.of(folder, Path("socket:[1]")) == Path("socket:[1]")
+    for own in ("/x/in/one.raw", "/one.raw", "in/one.raw", f"{folder}/in/one.raw", "socket:[1]"):
+        assert given.of(folder, Path(own)) is None, "that is its own, or none"
     drives.lead(inner, "volume1", same)
     assert (folder / "in/one.raw").samefile(same)
     drives.lead(inner, "disk", two)
@@ -167,10 +169,11 @@ def test_the_disks_of_a_machine_in_a_jail_are_found_by_its_own_names(
     disk.touch()
     drives.lead(folder / "vm", "disk", disk)
     said = ["socket:[12]", "/in/lyr_1.raw", "/volume1", f"{folder}/vm/console.log", "/vmm.log"]
-    monkeypatch.setattr(drives, "_files", lambda _: [Path(name) for name in said])
+    monkeypatch.setattr(drives, "_files", lambda _: [(folder, Path(name)) for name in said])
     found = drives.opened(folder / "vm", 1)
-    assert found == {"disk": folder / "in/lyr_1.raw"}
-    assert found["disk"].samefile(disk)
+    assert list(found) == ["disk"]
+    assert found["disk"].path == folder / "in/lyr_1.raw"
+    assert found["disk"].path.samefile(disk)
 
 
 def test_a_file_of_another_file_system_is_told(

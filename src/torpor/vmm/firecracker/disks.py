@@ -98,14 +98,15 @@ async def make_larger(path: Path, size_bytes: int) -> None:
         InsufficientResources: the disk is full.
         VmmFailed: it cannot be.
     """
+    await asyncio.to_thread(grow, path, size_bytes, path)
 
-    def grow() -> None:
-        if path.stat().st_size < size_bytes:
-            os.truncate(path, size_bytes)
 
+def grow(file: Path, size_bytes: int, path: Path) -> None:
+    """Let the disk `path`, which `file` is a name of, have that size; see `make_larger`. Blocks."""
     try:
         with full_disk_told(str(path)):
-            await asyncio.to_thread(grow)
+            if file.stat().st_size < size_bytes:
+                os.truncate(file, size_bytes)
     except OSError as exc:
         raise VmmFailed(f"{path} cannot be made larger: {exc}", path=path) from exc
 

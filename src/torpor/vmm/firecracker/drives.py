@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from torpor.base.fsio import remove_all
@@ -21,6 +23,8 @@ from torpor.vmm.firecracker.config import DISK, SLOTS, volume_name
 _NOTHING_BYTES = 4096
 """Size of a place's own file; not 0, or the guest's kernel has no news of what comes and goes."""
 _GONE = " (deleted)"
+_DISK = ".raw"
+"""How the names of disks end, and of nothing else that a machine has open."""
 _turn = threading.Lock()
 """Between giving a file and leading to it, nobody takes it away."""
 
@@ -79,42 +83,102 @@ def _put(fresh: Path, path: Path) -> None:
         fresh.rename(_free(path))
 
 
-def opened(inner: Path, pid: int) -> Mapping[str, Path]:
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A disk that a machine has in a drive."""
+
+    path: Path
+    """Where it was given to the machine; it may be gone from there."""
+    inner: Path
+    link: Path
+    """What the kernel has for it: a file in `/proc`."""
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[Path]:
+        """Enter with a name for the very file that the machine has open, whatever lies at its path by then. Blocks.
+
+        Raises:
+            VmmFailed: it has it open no more, or it is not a file of its own user that it was given.
+        """
+        flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+        with contextlib.ExitStack() as stack:
+            try:
+                fd = os.open(self.link, flags & ~os.O_NOFOLLOW)
+                stack.callback(os.close, fd)
+                found = self._checked(fd)
+            except OSError as exc:
+                raise VmmFailed(f"Firecracker has {self.path} open no more: {exc}") from exc
+            with contextlib.suppress(OSError):  # gone from there
+                # older kernels clone no file that is held through a mount of the jail's
+                near = os.open(self.path, flags)
+                stack.callback(os.close, near)
+                if os.path.samestat(os.fstat(near), found):
+                    fd = near
+            yield Path(f"/proc/self/fd/{fd}")
+
+    def _checked(self, fd: int) -> os.stat_result:
+        name, found = _name(Path(f"/proc/self/fd/{fd}")), os.fstat(fd)
+        is_given = given.of(self.inner.parent, name) == self.path and stat.S_ISREG(found.st_mode)
+        if not is_given or found.st_uid != self.inner.stat().st_uid:
+            raise VmmFailed(
+                f"Firecracker writes to {name}, which is not {self.path} or belongs to another"
+            )
+        return found
+
+
+def opened(inner: Path, pid: int) -> Mapping[str, Opened]:
     """Return the disk that a machine has in each drive, as the kernel says; an empty place is not in it. Blocks.
 
+    Only files that the machine was given count; what it made itself may be called as they are.
+
     Raises:
-        VmmFailed: the process's files cannot be looked at.
+        VmmFailed: the process's files cannot be looked at, or it has a disk that it was not given.
     """
-    files = {path.name: given.of(inner.parent, path) for path in _files(pid)}
-    found: dict[str, Path] = {}
+    disks: dict[str, Opened] = {}
+    others: set[str] = set()
+    for link, path in _files(pid):
+        known = given.of(inner.parent, path)
+        if path.suffix != _DISK:
+            others.add(path.name)
+        elif known is None:
+            raise VmmFailed(
+                f"Firecracker (process {pid}) has {path} open, a disk that it was not given"
+            )
+        else:
+            disks[path.name] = Opened(known, inner, link)
+    found: dict[str, Opened] = {}
     unsure: list[str] = []
     for name in (DISK, *map(volume_name, SLOTS)):
         target = inner / name
         with contextlib.suppress(OSError):
             target = target.readlink()
-        if target.name not in files:
+        if target.name in disks:
+            found[name] = disks[target.name]
+        elif target.name != name or name not in others:
             unsure.append(name)
-        elif target.name != name:
-            found[name] = files[target.name]
-    rest = [p for p in files.values() if p.suffix == ".raw" and p not in found.values()]
+    rest = [disk for disk in disks.values() if disk not in found.values()]
     if len(rest) == 1 and len(unsure) == 1:
         found[unsure[0]] = rest[0]
     elif rest:
         raise VmmFailed(
-            f"Firecracker (process {pid}) has {rest[0]} open, in no drive that is known"
+            f"Firecracker (process {pid}) has {rest[0].path} open, in no drive that is known"
         )
     return found
 
 
-def _files(pid: int) -> list[Path]:
-    """Return the files that a process has open, as it calls them; the names of layers are never used twice."""
+def _files(pid: int) -> list[tuple[Path, Path]]:
+    """Return what a process has open, and how it calls that; the names of layers are never used twice."""
     found = []
     try:
         for entry in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(FileNotFoundError):  # closed meanwhile
-                found.append(Path(str(entry.readlink()).removesuffix(_GONE)))
+                found.append((entry, _name(entry)))
     except OSError as exc:
         raise VmmFailed(
             f"the files of Firecracker (process {pid}) cannot be looked at: {exc}", pid=pid
         ) from exc
     return found
+
+
+def _name(link: Path) -> Path:
+    return Path(str(link.readlink()).removesuffix(_GONE))

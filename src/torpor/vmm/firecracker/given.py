@@ -51,9 +51,14 @@ def take_all_but(folder: Path, kept: Collection[str]) -> None:
                 link.unlink(missing_ok=True)
 
 
-def of(folder: Path, opened: Path) -> Path:
-    """Return the file that the machine has open, for the name that the kernel says."""
-    if not opened.is_absolute() or not (folder / GIVEN).is_dir():
-        return opened
-    place = folder if opened.parent == Path(os.sep, GIVEN) else folder / "vm"
-    return place / opened.relative_to(os.sep)
+def of(folder: Path, opened: Path) -> Path | None:
+    """Return the file that the machine was given, for the name by which it has it open; None: it is none of these.
+
+    The name is the kernel's, but what lies at it may be the machine's own: in a jail all but what is in our folder,
+    and else what is in `vm/`.
+    """
+    given = folder / GIVEN
+    if given.is_dir():
+        return given / opened.name if opened.parent == Path(os.sep, GIVEN) else None
+    is_foreign = not opened.is_absolute() or (folder / "vm").resolve() in opened.parents
+    return None if is_foreign else opened

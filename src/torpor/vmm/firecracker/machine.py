@@ -232,7 +232,8 @@ class FirecrackerMachine:
         """Send all further writes to `overlay`, which becomes a clone of the disk that was written until now."""
         before = await asyncio.to_thread(self._active)
         await asyncio.to_thread(give_to_vmm, self._folder, overlay)
-        await disks.fill(overlay, (before,))
+        with before.held() as disk:
+            await disks.fill(overlay, (disk,))
         try:
             await asyncio.to_thread(drives.lead, self._inner, config.DISK, overlay)
             await self.api.call(
@@ -242,16 +243,16 @@ class FirecrackerMachine:
                 timeout_s=30.0,
             )
         except BaseException:
-            leading = asyncio.to_thread(drives.lead_back, self._inner, config.DISK, before)
+            leading = asyncio.to_thread(drives.lead_back, self._inner, config.DISK, before.path)
             await finish(leading, within_s=30.0)
             raise
         await asyncio.to_thread(drives.let_go, self._inner)
 
     async def active_disk(self) -> str:
         """Return the name of the overlay that takes the machine's writes."""
-        return (await asyncio.to_thread(self._active)).stem
+        return (await asyncio.to_thread(self._active)).path.stem
 
-    def _active(self) -> Path:
+    def _active(self) -> drives.Opened:
         """Return the disk that Firecracker has open, as the kernel says: its link may lead there only soon."""
         found = drives.opened(self._inner, self._process.pid).get(config.DISK)
         if found is None:

@@ -109,12 +109,13 @@ class FirecrackerVolumes:
         await asyncio.to_thread(give_to_vmm, self._folder, overlay)
         async with self._standstill():
             try:
-                await disks.fill(overlay, (before,), durable=True)
+                with before.held() as disk:
+                    await disks.fill(overlay, (disk,), durable=True)
                 await self._led(slot, overlay)
                 await self._patch(slot)
             except BaseException as exc:
                 leading = asyncio.to_thread(
-                    drives.lead_back, self._inner, volume_name(slot), before
+                    drives.lead_back, self._inner, volume_name(slot), before.path
                 )
                 await finish(leading, within_s=30.0)
                 if isinstance(exc, Refused):  # else it may have been heard, late
@@ -123,10 +124,15 @@ class FirecrackerVolumes:
 
     async def resize(self, slot: int, size_bytes: int) -> None:
         """Make a volume's disk larger, and let the guest know."""
-        path = (await self._opened()).get(volume_name(slot))
-        if path is None or slot not in WRITABLE_SLOTS:
+        disk = (await self._opened()).get(volume_name(slot))
+        if disk is None or slot not in WRITABLE_SLOTS:
             raise VmmFailed(f"the machine writes to no volume in place {slot}")
-        await disks.make_larger(path, size_bytes)
+
+        def grow() -> None:
+            with disk.held() as file:
+                disks.grow(file, size_bytes, disk.path)
+
+        await asyncio.to_thread(grow)
         await self._patch(slot)
 
     async def newest(self) -> Mapping[int, str]:
@@ -134,10 +140,12 @@ class FirecrackerVolumes:
         files = await self._opened()
         found = {slot: files.get(volume_name(slot)) for slot in SLOTS}
         return {
-            slot: path.stem.rpartition(".")[2] for slot, path in found.items() if path is not None
+            slot: disk.path.stem.rpartition(".")[2]
+            for slot, disk in found.items()
+            if disk is not None
         }
 
-    async def _opened(self) -> Mapping[str, Path]:
+    async def _opened(self) -> Mapping[str, drives.Opened]:
         return await asyncio.to_thread(drives.opened, self._inner, self._pid)
 
     async def _led(self, slot: int, target: Path) -> None:
