@@ -7,7 +7,10 @@ Documentation/admin-guide/mm/pagemap.rst. Those pages, and no others, differ fro
 
 from __future__ import annotations
 
+import mmap
 import os
+import stat
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -106,12 +109,10 @@ def _areas(pid: int, ram: Path, ram_bytes: int) -> list[_Area]:
 
     The VMM owns the file of a machine that was booted cold, and is not believed about its size.
     """
-    wanted = ram.stat()
-    device = f"{os.major(wanted.st_dev):02x}:{os.minor(wanted.st_dev):02x}"
+    wanted = _identity(ram)
     areas = []
-    for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
-        span, mode, offset, dev, inode = line.split(maxsplit=5)[:5]
-        if dev == device and int(inode) == wanted.st_ino and mode[3] == "p":
+    for span, mode, offset, *identity in _mappings(pid):
+        if tuple(identity) == wanted and mode[3] == "p":
             start, _, end = span.partition("-")
             areas.append(_Area(int(start, 16), int(end, 16), int(offset, 16)))
     areas.sort(key=lambda area: area.offset)
@@ -121,6 +122,35 @@ def _areas(pid: int, ram: Path, ram_bytes: int) -> list[_Area]:
             f"the VMM (process {pid}) maps {mapped} of {ram_bytes} bytes of {ram}", pid=pid
         )
     return areas
+
+
+def _identity(file: Path) -> tuple[str, str]:
+    """Return the device and inode that lists of mappings have for a file: on btrfs they are not those of `stat`.
+
+    The kernel is asked by mapping a page of it. Whoever owns the file may have put anything in its place.
+    """
+    fd = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode) or found.st_size < PAGE:
+            raise VmmFailed(f"{file} is no file that a machine's memory can be mapped from")
+        with mmap.mmap(fd, PAGE, access=mmap.ACCESS_COPY) as page:
+            address = np.frombuffer(page, np.uint8).ctypes.data
+            for span, _, _, device, inode in _mappings(os.getpid()):
+                start, _, end = span.partition("-")
+                if int(start, 16) <= address < int(end, 16):
+                    return device, inode
+    except ValueError as exc:  # it was cut meanwhile
+        raise VmmFailed(f"{file} cannot be mapped: {exc}") from exc
+    finally:
+        os.close(fd)
+    raise VmmFailed(f"the kernel does not say which file a page of {file} is mapped from")
+
+
+def _mappings(pid: int) -> Iterator[list[str]]:
+    """Yield each mapping of a process: its span, mode, offset, device and inode."""
+    for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+        yield line.split(maxsplit=5)[:5]
 
 
 def _changed_pages(pagemap: int, area: _Area) -> NDArray[np.int64]:
