@@ -63,6 +63,9 @@ class FakeVmm:
         self._folder = folder
         self.closed = False
 
+    async def version(self) -> str:
+        return str(self._driver.noted(self._folder)["version"])
+
     async def status(self) -> VmmStatus:
         if not self.process.alive():
             return "ended"
@@ -165,6 +168,8 @@ class FakeDriver:
     volume_slots: Sequence[int] = VOLUME_SLOTS
     read_only_slots: Sequence[int] = VOLUME_SLOTS
     snapshots_cut = False
+    version = "1"
+    """Of the program that lies there now."""
 
     def __init__(self) -> None:
         self.figures = NO_FIGURES
@@ -191,7 +196,7 @@ class FakeDriver:
             await self.reached.setdefault(name, asyncio.Event()).wait()
 
     async def probe(self) -> HostSupport:
-        return HostSupport("fake", True, "1", "tcg", "fake-cpu", "it is a fake")
+        return HostSupport("fake", True, self.version, "tcg", "fake-cpu", "it is a fake")
 
     async def create_overlay(self, path: Path, size_bytes: int) -> None:
         await self.step("overlay")
@@ -247,6 +252,7 @@ class FakeDriver:
                 folder,
                 pid=process.pid,
                 started_ticks=process.started_ticks,
+                version=self.version,
                 active=str(spec.disk.active),
                 volumes={
                     str(disk.slot): (disk.layers[-1] if disk.active is None else disk.active).stem

@@ -111,6 +111,7 @@ async def _take(
         )
     store, vmm = m.parts.layers, m.running_vmm()
     await check_capture(m.parts, vmm, m.info.ram_mib)
+    version = await vmm.version()
     inventory = await inventory_before(m, wish.reason, paused=paused_before)
     await _note_switch(m, vmm)  # an earlier one that a full disk kept from being written down
     if wish.reason != "template":  # which has no agent
@@ -140,6 +141,7 @@ async def _take(
                     (*before.ram, ram_id),
                     captured,
                     inventory.ref,
+                    version,
                 )
                 manifest = await volumes.told(manifest)
                 reach("snapshot.durable")
@@ -194,6 +196,7 @@ def _manifest(
     ram: tuple[str, ...],
     captured: Captured,
     inventory: InventoryRef,
+    version: str,
 ) -> Manifest:
     """Make what was captured durable and immutable, and return what says so. Blocks."""
     store, info, host = m.parts.layers, m.info, m.parts.host
@@ -219,7 +222,7 @@ def _manifest(
             disk_gib=info.disk_gib,
             network=info.network,
             driver=host.driver,
-            driver_version=host.version or "",
+            driver_version=version,  # the host may have another by now
             cpu=host.cpu or "",
             accel=host.accel or "",
             machine=host.machine,

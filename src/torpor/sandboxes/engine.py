@@ -24,7 +24,7 @@ from torpor.db.protections import ProtectionRows
 from torpor.db.sandboxes import SandboxRows
 from torpor.db.volumes import VolumeRows
 from torpor.doctor import collect
-from torpor.errors import HostNotReady, InvalidRequest, NotFound, TorporError
+from torpor.errors import InvalidRequest, NotFound, TorporError
 from torpor.guest.client import connect
 from torpor.guest.port import Guest
 from torpor.layers.store import LayerStore
@@ -398,9 +398,7 @@ class Engine(CreationCalls, SnapshotCalls, TemplateCalls):
 
     @override
     async def _look_at_host(self) -> None:
-        self._parts.host = await self._parts.driver.probe()
-        if not self._parts.host.usable:
-            raise HostNotReady(self._parts.host.reason, hint=self._parts.host.fix)
+        await self._parts.look_at_host()
 
     def _state_of(self, sandbox_id: str) -> SandboxState | None:
         task = self._tasks.get(SandboxId(sandbox_id))

@@ -13,7 +13,7 @@ from torpor.base.clock import Clock
 from torpor.base.home import Home
 from torpor.db.memory_moves import MemoryMoves
 from torpor.db.sandboxes import SandboxRows
-from torpor.errors import NotFound
+from torpor.errors import HostNotReady, NotFound
 from torpor.guest.port import Guest
 from torpor.layers.manifest import Manifest
 from torpor.layers.pins import Pins
@@ -79,7 +79,7 @@ class Parts:
     host: HostSupport = field(
         default_factory=lambda: HostSupport("", False, None, None, None, "nobody looked yet")
     )
-    """What the driver found on this host; looked up anew before each create."""
+    """What the driver found on this host; looked up anew before each start of a machine."""
     images_in_use: Callable[[], tuple[Collection[SnapshotId], Collection[SnapshotId]]] = field(
         default=lambda: ((), ())
     )
@@ -122,6 +122,12 @@ class Parts:
     def pins(self) -> Pins:
         """The layers that are being made or taken into use."""
         return self.layers.pins
+
+    async def look_at_host(self) -> None:
+        """Look anew what the driver finds here: it may have been replaced. Raises `HostNotReady` unless machines can be started."""
+        self.host = await self.driver.probe()
+        if not self.host.usable:
+            raise HostNotReady(self.host.reason, hint=self.host.fix)
 
     def origin(self, snapshot_id: SnapshotId) -> Manifest:
         """Return the snapshot that something is to begin from; pin it before the next await. Raises `NotFound`."""

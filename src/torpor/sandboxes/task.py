@@ -218,6 +218,7 @@ class SandboxTask:
         self._users += 1
         try:
             if self.info.state in _BY_ITSELF_AWAKE or self._falls_asleep:
+                await self._parts.look_at_host()
                 await self.wake()
             acts.check_running(self.machine)
             generation = self.info.generation

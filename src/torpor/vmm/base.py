@@ -123,6 +123,13 @@ class Vmm(Protocol):
         """Whether a snapshot cuts the guest channel of the machine that it is taken of, too."""
         ...
 
+    async def version(self) -> str:
+        """Return the version of the program that runs: its snapshots go on with that alone.
+
+        The host may have another by now. `unknown` fits none. Raises `VmmFailed` when it has to be asked and does not answer.
+        """
+        ...
+
     async def status(self) -> VmmStatus:
         """Return what the machine does now; `ended` when the process is gone. Raises `VmmFailed`."""
         ...

@@ -85,6 +85,12 @@ def driver_in(record: dict[str, Any]) -> str:
     return str(record.get("driver", "qemu"))
 
 
+def version_in(record: dict[str, Any]) -> str | None:
+    """Return the version of the program that a record tells of; None: an earlier Torpor wrote it, and did not say."""
+    found = record.get("version")
+    return None if found is None else str(found)
+
+
 def belonging(folder: Path, mark: bytes) -> list[ProcessId]:
     """Return the processes of `folder`: the recorded one, and any whose argv has `mark` in it and that runs inside it.
 

@@ -563,6 +563,44 @@ def test_layers_are_kept_while_needed_and_no_longer(play: Play) -> None:
     play(scene)
 
 
+@pytest.mark.parametrize("is_adopted", [False, True])
+def test_a_snapshot_is_of_the_version_that_runs_not_of_the_one_that_lies_there(
+    play: Play, is_adopted: bool
+) -> None:
+    async def scene(world: World) -> None:
+        old = await world.create()
+        world.driver.version = "2"
+        if is_adopted:
+            await world.engine.aclose()
+            world.engine = world.new_engine()
+            await world.engine.start()
+        new = await world.create()
+        assert (await world.engine.snapshot(old.id)).driver_version == "1"
+        assert (await world.engine.snapshot(new.id)).driver_version == "2"
+        await world.engine.hibernate(old.id)
+        with pytest.raises(SnapshotUnusable, match="driver version was 1; this host has 2"):
+            await world.engine.wake(old.id)
+        await world.engine.hibernate(new.id)
+        assert (await world.engine.wake(new.id)).state is S.RUNNING
+
+    play(scene)
+
+
+def test_what_is_woken_by_use_has_to_fit_to_what_lies_there_now(play: Play) -> None:
+    async def scene(world: World) -> None:
+        info = await world.create()
+        await world.engine.hibernate(info.id)
+        restored = len(world.driver.restored)
+        world.driver.version = "2"
+        with pytest.raises(SnapshotUnusable, match="driver version was 1; this host has 2"):
+            async with world.engine.guest(info.id):
+                pass
+        assert len(world.driver.restored) == restored
+        assert (await world.engine.get(info.id)).state is S.HIBERNATED
+
+    play(scene)
+
+
 def test_ram_of_another_host_is_refused_or_started_cold_and_said(play: Play) -> None:
     async def scene(world: World) -> None:
         info = await world.create()

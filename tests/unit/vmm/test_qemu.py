@@ -172,6 +172,11 @@ def test_a_qemu_that_is_missing_or_old_is_named_with_the_fix(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORPOR_QEMU", str(tmp_path / "none"))
+    with pytest.raises(HostNotReady, match="which is no program") as caught:
+        asyncio.run(host.find_qemu())
+    assert "unset it" in str(caught.value.hint)
+    monkeypatch.delenv("TORPOR_QEMU")
+    monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(HostNotReady, match="is not installed") as caught:
         asyncio.run(host.find_qemu())
     assert "apt-get install" in str(caught.value.hint)

@@ -57,7 +57,6 @@ class FirecrackerDriver:
 
     def __init__(self, limits: RateLimits | None = None) -> None:
         self._limits = limits or RateLimits()
-        self._host: host.FirecrackerHost | None = None
 
     async def probe(self) -> HostSupport:
         """Say whether and how Firecracker works here; never raises."""
@@ -104,7 +103,7 @@ class FirecrackerDriver:
     async def _launched(
         self, folder: Path, spec: MachineSpec, saved: SavedMachine | None
     ) -> FirecrackerMachine:
-        found = await self._found()
+        found = await host.find_firecracker()
         image = await kernel.elf_of(spec.kernel) if saved is None else None
         user = await asyncio.to_thread(launch.prepare, folder, spec)
         await disks.fill(spec.disk.active, spec.disk.layers)
@@ -127,9 +126,13 @@ class FirecrackerDriver:
                     pass_fds=gate.theirs,
                 )
                 ram = None if saved is None else saved.ram_image
-                machine = FirecrackerMachine(process, folder, ram, spec.ram_mib << 20, self._limits)
+                machine = FirecrackerMachine(
+                    process, folder, ram, spec.ram_mib << 20, self._limits, found.version
+                )
                 await asyncio.gather(
-                    asyncio.to_thread(_record, folder, process, ram, spec.ram_mib << 20),
+                    asyncio.to_thread(
+                        _record, folder, process, ram, spec.ram_mib << 20, found.version
+                    ),
                     self._enter(gate, machine, user, group, spec),
                 )
                 await self._told(machine, spec, saved, image)
@@ -206,7 +209,9 @@ class FirecrackerDriver:
         except (KeyError, TypeError, ValueError) as exc:
             raise DataDamaged(f"{folder / launch.RECORD} is not a process record: {exc}") from exc
         process = launch.process_in(record)
-        machine = FirecrackerMachine(process, folder, image, size, self._limits)
+        machine = FirecrackerMachine(
+            process, folder, image, size, self._limits, launch.version_in(record)
+        )
         await machine.until_answering()
         return machine
 
@@ -223,11 +228,6 @@ class FirecrackerDriver:
         """Return the last lines of Firecracker's own log, and what ended it if the kernel did. Blocks."""
         log = launch.tail(folder / "vmm.log", lines=12, limit_bytes=8192)
         return "\n".join(filter(None, (log, cgroup.killed_for_memory(folder))))
-
-    async def _found(self) -> host.FirecrackerHost:
-        if self._host is None:
-            self._host = await host.find_firecracker()
-        return self._host
 
 
 def _explained(
@@ -274,11 +274,14 @@ def _given_boot(folder: Path, spec: MachineSpec, image: Path) -> tuple[MachineSp
     return replace(spec, initrd=given.give(folder, spec.initrd)), given.give(folder, image)
 
 
-def _record(folder: Path, process: ProcessId, ram: Path | None, ram_bytes: int) -> None:
+def _record(
+    folder: Path, process: ProcessId, ram: Path | None, ram_bytes: int, version: str
+) -> None:
     """Write who the process is, durably; then it is ours to find again."""
     record = {
         "format": 1,
         "driver": FirecrackerDriver.name,
+        "version": version,
         "pid": process.pid,
         "started_ticks": process.started_ticks,
         "ram": None if ram is None else str(ram),

@@ -140,7 +140,25 @@ def _binary(named: str | None, firecracker: Path) -> Path | None:
     return Path(found).absolute() if found else None
 
 
+_versions: dict[tuple[str, int, int, int], str] = {}
+"""What a jailer said its version is, by path, inode, size and time of change."""
+
+
 async def _version(binary: Path) -> str | None:
+    try:
+        found = await asyncio.to_thread(binary.stat)
+    except OSError:
+        return None
+    key = (str(binary), found.st_ino, found.st_size, found.st_mtime_ns)
+    if key not in _versions:
+        said = await _ask_version(binary)
+        if said is None:
+            return None
+        _versions[key] = said
+    return _versions[key]
+
+
+async def _ask_version(binary: Path) -> str | None:
     try:
         done = await proc.run([str(binary), "--version"], timeout_s=20)
     except (TorporError, OSError):

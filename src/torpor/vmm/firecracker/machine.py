@@ -41,6 +41,7 @@ _UNHEARD_S = 1.0
 _ONE_SLOT_BYTES = 3 << 30
 _DIFFS_OF_SLOTS = (1, 14, 1)
 """From this version on a diff of memory that does not lie in one piece is right (Firecracker's #5705)."""
+_VERSION = re.compile(r"[0-9]{1,4}\.[0-9]{1,4}\.[0-9]{1,4}")
 _CONSOLE_LOOK_S = 1.0
 _CONSOLE_END_BYTES = 4096
 _POWERED_DOWN = (
@@ -62,12 +63,14 @@ class FirecrackerMachine:
         image: Path | None,
         ram_bytes: int,
         limits: RateLimits,
+        version: str | None = None,
     ) -> None:
         self._process = process
         self._folder = folder
         self._inner = folder / "vm"
         self._image = image
         self._ram_bytes = ram_bytes
+        self._version = version
         self._figures = Figures(folder)
         self.api = Api(self._inner / config.API_SOCKET, process.pid)
         self._volumes = FirecrackerVolumes(self.api, folder, process.pid, limits)
@@ -96,6 +99,14 @@ class FirecrackerMachine:
     def snapshots_cut(self) -> bool:
         """A snapshot resets the guest's vsock."""
         return True
+
+    async def version(self) -> str:
+        """Return the version of Firecracker that runs; one that an earlier Torpor started is asked."""
+        if self._version is None:
+            answer = await self.api.call("GET", "/", timeout_s=5.0)
+            said = str(answer.get("vmm_version", "")) if isinstance(answer, dict) else ""
+            self._version = said if _VERSION.fullmatch(said) else "unknown"
+        return self._version
 
     async def status(self) -> VmmStatus:
         """Return `running`, `paused` or `ended`. Raises `VmmFailed` when it lives but does not answer."""
@@ -186,9 +197,7 @@ class FirecrackerMachine:
         """Return the cheaper kind of snapshot that writes this machine's memory right; the file holds the same then."""
         if self._ram_bytes <= _ONE_SLOT_BYTES:
             return "Diff"
-        answer = await self.api.call("GET", "/", timeout_s=5.0)
-        version = str(answer.get("vmm_version", "")) if isinstance(answer, dict) else ""
-        found = tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+        found = tuple(int(part) for part in re.findall(r"\d+", await self.version())[:3])
         return "Diff" if found >= _DIFFS_OF_SLOTS else "Full"
 
     async def changed_bytes(self) -> int:

@@ -13,6 +13,7 @@ import os
 import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from torpor.base.aio import finish
 from torpor.base.fsio import open_plain, socket_name, write_json
@@ -45,7 +46,6 @@ class QemuDriver:
 
     def __init__(self, limits: RateLimits | None = None) -> None:
         self._limits = limits or RateLimits()
-        self._host: host.QemuHost | None = None
         self._empty = Overlays()
 
     async def probe(self) -> HostSupport:
@@ -54,19 +54,19 @@ class QemuDriver:
 
     async def create_overlay(self, path: Path, size_bytes: int) -> None:
         """Make an empty qcow2 at `path`, without a backing file's name in it."""
-        await self._empty.create((await self._found()).qemu_img, path, size_bytes)
+        await self._empty.create((await host.find_qemu()).qemu_img, path, size_bytes)
 
     async def format_volume(self, path: Path, size_bytes: int) -> None:
         """Make a layer at `path` with an empty ext4 file system."""
-        await format.format_volume((await self._found()).qemu_img, path, size_bytes)
+        await format.format_volume((await host.find_qemu()).qemu_img, path, size_bytes)
 
     async def resize_overlay(self, path: Path, size_bytes: int) -> None:
         """Make an overlay larger that no machine has."""
-        await format.resize_overlay((await self._found()).qemu_img, path, size_bytes)
+        await format.resize_overlay((await host.find_qemu()).qemu_img, path, size_bytes)
 
     async def merge_disk(self, below: Sequence[Path], layers: Sequence[Path], out: Path) -> None:
         """Write to `out` one layer that over `below` is the same disk as `layers`."""
-        await merge.merge((await self._found()).qemu_img, below, layers, out)
+        await merge.merge((await host.find_qemu()).qemu_img, below, layers, out)
 
     async def start(self, folder: Path, spec: MachineSpec) -> QemuMachine:
         """Start `spec` in `folder`; on failure nothing of it runs on.
@@ -86,7 +86,7 @@ class QemuDriver:
     async def _launched(
         self, folder: Path, spec: MachineSpec, saved: SavedMachine | None
     ) -> QemuMachine:
-        found = await self._found()
+        found = await host.find_qemu()
         user = await asyncio.to_thread(launch.prepare, folder, spec)
         ram = saved.ram_image if saved else folder / "vm" / "ram"
         with contextlib.ExitStack() as stack:
@@ -111,6 +111,7 @@ class QemuDriver:
             record = {
                 "format": 1,
                 "driver": self.name,
+                "version": found.version,
                 "pid": process.pid,
                 "started_ticks": process.started_ticks,
                 "ram": str(ram),
@@ -144,9 +145,9 @@ class QemuDriver:
         found = await asyncio.to_thread(_recorded, folder)
         if found is None or not found[0].alive():
             return None
-        identity, ram, ram_bytes = found
+        identity, ram, ram_bytes, version = found
         return await QemuMachine.attach(
-            identity, folder, ram, ram_bytes, self._limits, timeout_s=10.0
+            identity, folder, ram, ram_bytes, self._limits, version, timeout_s=10.0
         )
 
     async def sweep(self, folder: Path) -> None:
@@ -168,11 +169,6 @@ class QemuDriver:
         """Return the last lines of QEMU's own log, and what ended it if the kernel did. Blocks."""
         log = launch.tail(folder / "vmm.log", lines=12, limit_bytes=8192, harmless=(_HARMLESS,))
         return "\n".join(filter(None, (log, cgroup.killed_for_memory(folder))))
-
-    async def _found(self) -> host.QemuHost:
-        if self._host is None:
-            self._host = await host.find_qemu()
-        return self._host
 
 
 def _limit(folder: Path, spec: MachineSpec, process: ProcessId) -> None:
@@ -209,12 +205,20 @@ async def _recorded_and_attached(
     folder: Path,
     ram: Path,
     ram_bytes: int,
-    record: dict[str, object],
+    record: dict[str, Any],
     limits: RateLimits,
 ) -> QemuMachine:
     """Write who the process is, durably, while it starts; then it is ours to find again."""
     attached, written = await asyncio.gather(
-        QemuMachine.attach(process, folder, ram, ram_bytes, limits, timeout_s=_GREETING_S),
+        QemuMachine.attach(
+            process,
+            folder,
+            ram,
+            ram_bytes,
+            limits,
+            launch.version_in(record),
+            timeout_s=_GREETING_S,
+        ),
         asyncio.to_thread(write_json, folder / "vmm.json", record),
         return_exceptions=True,
     )
@@ -226,12 +230,13 @@ async def _recorded_and_attached(
     return attached
 
 
-def _recorded(folder: Path) -> tuple[ProcessId, Path, int] | None:
-    """Return the process that was started in `folder`, the file that its memory maps, and its size."""
+def _recorded(folder: Path) -> tuple[ProcessId, Path, int, str | None] | None:
+    """Return the process that was started in `folder`, the file that its memory maps, its size, and QEMU's version."""
     record = launch.read_record(folder)
     if record is None:
         return None
     try:
-        return launch.process_in(record), Path(record["ram"]), int(record["ram_bytes"])
+        ram, ram_bytes = Path(record["ram"]), int(record["ram_bytes"])
     except (KeyError, TypeError, ValueError) as exc:
         raise DataDamaged(f"{folder / launch.RECORD} is not a process record: {exc}") from exc
+    return launch.process_in(record), ram, ram_bytes, launch.version_in(record)

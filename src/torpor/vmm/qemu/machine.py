@@ -47,6 +47,7 @@ class QemuMachine:
         ram: Path,
         ram_bytes: int,
         limits: RateLimits,
+        version: str | None,
         qmp: QMPClient,
     ) -> None:
         self._process = process
@@ -54,6 +55,7 @@ class QemuMachine:
         self._ram = ram
         self._ram_bytes = ram_bytes
         self._limits = limits
+        self._version = version
         self._qmp = qmp
         self._turn = asyncio.Lock()
         self._volumes = QemuVolumes(self)
@@ -66,17 +68,19 @@ class QemuMachine:
         ram: Path,
         ram_bytes: int,
         limits: RateLimits,
+        version: str | None = None,
         *,
         timeout_s: float,
     ) -> QemuMachine:
         """Connect to the control socket in `folder` of a QEMU whose memory of `ram_bytes` maps the file `ram`.
 
-        `limits` hold for the disks that it gets from now on.
+        `limits` hold for the disks that it gets from now on. Without its `version` it is asked, when that is wanted.
 
         Raises:
             VmmFailed: it does not answer within `timeout_s` seconds, or the process has ended.
         """
-        return cls(process, folder, ram, ram_bytes, limits, await _connect(folder, timeout_s))
+        qmp = await _connect(folder, timeout_s)
+        return cls(process, folder, ram, ram_bytes, limits, version, qmp)
 
     @property
     def process(self) -> ProcessId:
@@ -97,6 +101,12 @@ class QemuMachine:
     def snapshots_cut(self) -> bool:
         """The channel is a port that a snapshot does not touch."""
         return False
+
+    async def version(self) -> str:
+        """Return the version of QEMU that runs; one that an earlier Torpor started is asked."""
+        if self._version is None:
+            self._version = _version_in(await self._execute("query-version", timeout_s=5.0))
+        return self._version
 
     async def status(self) -> VmmStatus:
         """Return `running`, `paused` or `ended`. Raises `VmmFailed` when QEMU lives but does not answer."""
@@ -352,6 +362,17 @@ class QemuMachine:
                 f"QEMU (process {self._process.pid}) refused {name!r}: {exc}",
                 pid=self._process.pid,
             ) from exc
+
+
+def _version_in(answer: object) -> str:
+    """Return the version in a QEMU's answer, as its program prints it; `unknown` when it is no answer."""
+    said = answer.get("qemu") if isinstance(answer, dict) else None
+    parts = (
+        [said.get(name) for name in ("major", "minor", "micro")] if isinstance(said, dict) else []
+    )
+    if len(parts) == 3 and all(type(part) is int and 0 <= part < 10_000 for part in parts):
+        return ".".join(map(str, parts))
+    return "unknown"
 
 
 def agent_socket(folder: Path) -> Path:
