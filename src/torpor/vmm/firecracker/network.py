@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import os
 import re
 import secrets
@@ -181,13 +182,15 @@ async def remove(folder: Path) -> None:
     note, tool = folder / _NOTE, _tool("nft")
     if note.exists():
         if tool is not None:
-            await _run([tool, "-f", "-"], _without_table(folder))
+            await _run([tool, "-f", "-"], _without_table(_noted_table(folder)))
         note.unlink(missing_ok=True)
 
 
 async def _way_out(folder: Path, pid: int) -> tuple[IPv4Address, IPv4Address]:
     """Connect the namespace to the host; return the addresses of the host's end and of the other."""
-    (folder / _NOTE).touch()  # before there is anything to remove
+    await remove(folder)
+    table = _table(folder)
+    (folder / _NOTE).write_text(table)  # before there is anything to remove
     for _ in range(_TRIES):
         number = secrets.randbelow(_WAYS_OUT.num_addresses // 4)
         net, name = _WAYS_OUT[number * 4], f"tpr{number}"
@@ -203,7 +206,7 @@ async def _way_out(folder: Path, pid: int) -> tuple[IPv4Address, IPv4Address]:
                 continue
             raise
         _let_host_forward()
-        await _run([_path("nft"), "-f", "-"], _without_table(folder) + _outside(folder, inner))
+        await _run([_path("nft"), "-f", "-"], _without_table(table) + _outside(table, inner))
         return outer, inner
     raise VmmFailed(f"no free network for a machine in {_WAYS_OUT}")
 
@@ -213,9 +216,9 @@ def _let_host_forward() -> None:
         _FORWARD.write_text("1")
 
 
-def _outside(folder: Path, inner: IPv4Address) -> str:
+def _outside(table: str, inner: IPv4Address) -> str:
     return (
-        f"table ip {_table(folder)} {{\n"
+        f"table ip {table} {{\n"
         "chain leaving {\ntype nat hook postrouting priority srcnat\n"
         f"ip saddr {inner} masquerade\n}}\n}}\n"
     )
@@ -236,12 +239,24 @@ def _inside(resolver: str | None) -> str:
     )
 
 
-def _without_table(folder: Path) -> str:
-    """Return the commands that remove a machine's table, if there is one."""
-    return f"table ip {_table(folder)}\ndelete table ip {_table(folder)}\n"
+def _without_table(table: str) -> str:
+    """Return the commands that remove a table, if there is one."""
+    return f"table ip {table}\ndelete table ip {table}\n"
 
 
 def _table(folder: Path) -> str:
+    """Return the name for the table of a folder: templates that are built all have the same folder's name."""
+    known = hashlib.sha256(str(folder.absolute()).encode()).hexdigest()[:8]
+    return f"{_old_table(folder)}_{known}"
+
+
+def _noted_table(folder: Path) -> str:
+    """Return the name of a machine's table as it was noted; earlier versions of Torpor noted none."""
+    noted = (folder / _NOTE).read_text()
+    return noted if re.fullmatch("torpor_[0-9a-zA-Z_]{1,200}", noted) else _old_table(folder)
+
+
+def _old_table(folder: Path) -> str:
     return f"torpor_{re.sub('[^0-9a-zA-Z]', '_', folder.name)}"
 
 
