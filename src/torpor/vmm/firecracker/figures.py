@@ -11,22 +11,24 @@ import json
 import os
 import threading
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 from torpor.base.fsio import open_plain, read_json
 from torpor.base.sparse import make_hole
 from torpor.base.units import KIB, MIB
-from torpor.errors import TorporError
+from torpor.errors import TorporError, VmmFailed
 from torpor.model_usage import DeviceFigures
 from torpor.vmm.firecracker import config
 
 KEPT = "metrics.json"
 _LINE_MOST = 256 * KIB
 """7 KiB were seen."""
-_AT_ONCE = 4 * MIB
-_READ_MOST = 256 * MIB
-"""Of the rest the next call takes care."""
+_AT_ONCE = 1 * MIB
+_LINES_AT_ONCE = 500
+"""Of the rest the next call takes care: a Firecracker that was taken over must not keep the daemon busy."""
+_BUSY_S = 1.0
 _LEFT_MOST = 128 * KIB
 _COUNT_MOST = 1 << 62
 
@@ -64,8 +66,12 @@ class Figures:
         self._kept.unlink(missing_ok=True)
 
     def read(self) -> DeviceFigures:
-        """Return the sums, with what was written since the last call. Blocks."""
-        with self._lock:
+        """Return the sums, with what was written since the last call, or the first MiB of it. Blocks.
+
+        Raises:
+            VmmFailed: another thread has been at it for long.
+        """
+        with self._alone():
             sums = self._known()
             with contextlib.suppress(OSError), open_plain(self._file, os.O_RDWR) as file:
                 self._add(file.fileno(), sums)
@@ -77,9 +83,21 @@ class Figures:
 
     def tidy(self) -> None:
         """Add up and cut the file if it has grown. Blocks."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, VmmFailed):
             if self._file.lstat().st_size - self._at > _LEFT_MOST:
                 self.read()
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        if not self._lock.acquire(timeout=_BUSY_S):
+            raise VmmFailed(
+                f"what Firecracker counted in {self._file} is still being added up after {_BUSY_S:g} s",
+                hint="ask again; the host's disk may be slow",
+            )
+        try:
+            yield
+        finally:
+            self._lock.release()
 
     def _known(self) -> Counter[str]:
         if self._sums is None:
@@ -97,19 +115,18 @@ class Figures:
         half.replace(self._kept)
 
     def _add(self, fd: int, sums: Counter[str]) -> None:
-        """Add the lines that are whole."""
-        stop = self._at + _READ_MOST
-        while self._at < stop and (data := os.pread(fd, _AT_ONCE, self._at)):
-            end = data.rfind(b"\n") + 1
-            if not end:
-                if len(data) > _LINE_MOST:  # none of Firecracker's
-                    self._at += len(data)
-                    continue
-                break
-            for line in data[:end].splitlines():
-                if len(line) <= _LINE_MOST:
-                    sums.update(_new_in(line))
-            self._at += end
+        """Add the lines that are whole, as many as one call takes."""
+        data = os.pread(fd, _AT_ONCE, self._at)
+        end = data.rfind(b"\n") + 1
+        if not end:
+            if len(data) > _LINE_MOST:  # none of Firecracker's
+                self._at += len(data)
+            return
+        *lines, rest = data[:end].split(b"\n", _LINES_AT_ONCE)
+        for line in lines:
+            if len(line) <= _LINE_MOST:
+                sums.update(_new_in(line))
+        self._at += end - len(rest)
 
 
 def _new_in(line: bytes) -> dict[str, int]:
