@@ -26,7 +26,7 @@ from torpor.templates.initrd import find_busybox
 from torpor.templates.plan import find_keyring
 from torpor.vmm.base import Driver
 from torpor.vmm.choose import choose_driver
-from torpor.vmm.firecracker import network
+from torpor.vmm.firecracker import kernel, network
 from torpor.vmm.limits import DISK, NETWORK, RateLimits
 
 Status = Literal["ok", "warn", "missing"]
@@ -123,6 +123,7 @@ async def check_driver(home: Home, given: Driver | None) -> list[Check]:
     chosen = [
         Check("driver", "ok", driver.name, why),
         Check("rate limits", "ok", str(limits), f"of each machine; {DISK} and {NETWORK} set them"),
+        *([check_zstd(), check_tun()] if driver.name == "firecracker" else []),
     ]
     if not support.usable:
         return [
@@ -163,6 +164,24 @@ async def check_driver(home: Home, given: Driver | None) -> list[Check]:
             for wall in support.walls
         ),
     ]
+
+
+def check_zstd() -> Check:
+    """Check what unpacks the guest's kernel for Firecracker."""
+    why = "Firecracker's machines boot kernels that are unpacked with it"
+    found = kernel.finds_zstd()
+    if found is not None:
+        return Check("zstd", "ok", found, why)
+    return Check("zstd", "missing", "not installed", why, "sudo apt-get install zstd")
+
+
+def check_tun(device: Path = Path("/dev/net/tun")) -> Check:
+    """Check the device that the network cards of Firecracker's machines are made with."""
+    why = "the network card of each of Firecracker's machines is made with it"
+    if device.is_char_device():
+        return Check("tun", "ok", str(device), why)
+    fix = "sudo modprobe tun; a container must be given the device by its host"
+    return Check("tun", "missing", f"{device} is not there", why, fix)
 
 
 def check_tool(name: str) -> Check:

@@ -7,9 +7,11 @@ import contextlib
 import os
 import shutil
 from pathlib import Path
+from typing import BinaryIO
 
 from torpor.base.fsio import fsync_dir, open_plain, remove_tree
 from torpor.base.home import Home
+from torpor.base.sparse import make_hole
 from torpor.base.units import MIB
 from torpor.layers.space import full_disk_told
 from torpor.model import SandboxId
@@ -81,7 +83,7 @@ def console_tail(path: Path, *, lines: int = 15, limit_bytes: int = 8192) -> str
 def trim_logs(folder: Path, console: Path) -> None:
     """Cut what a machine and its VMM log to its last part where it is over its limit. Blocks."""
     _trim(console)
-    _trim(folder / "vmm.log")
+    _empty_beginning(folder / "vmm.log")
 
 
 def is_overfull(folder: Path, ram_mib: int) -> bool:
@@ -115,10 +117,30 @@ def _trim(path: Path) -> None:
         return
     with file:
         size = os.fstat(file.fileno()).st_size
-        if size <= CONSOLE_LIMIT_BYTES:
+        if size > CONSOLE_LIMIT_BYTES:
+            _keep_last(file, size)
+
+
+def _keep_last(file: BinaryIO, size: int) -> None:
+    file.seek(size - _CONSOLE_KEEP_BYTES)
+    tail = file.read(_CONSOLE_KEEP_BYTES)
+    file.truncate(0)
+    file.seek(0)
+    file.write(tail)
+
+
+def _empty_beginning(path: Path) -> None:
+    """Give back the space of a log but its last part, where it takes too much; Firecracker writes on where it was."""
+    try:
+        file = open_plain(path, os.O_RDWR)
+    except OSError:
+        return
+    with file:
+        found = os.fstat(file.fileno())
+        before = found.st_size - _CONSOLE_KEEP_BYTES
+        if found.st_blocks * 512 <= CONSOLE_LIMIT_BYTES or before <= 0:
             return
-        file.seek(size - _CONSOLE_KEEP_BYTES)
-        tail = file.read(_CONSOLE_KEEP_BYTES)
-        file.truncate(0)
-        file.seek(0)
-        file.write(tail)
+        try:
+            make_hole(file.fileno(), 0, before)
+        except OSError:  # this file system has no holes
+            _keep_last(file, found.st_size)

@@ -52,6 +52,11 @@ def choose_user(machines: Path) -> User | None:
     )
 
 
+def is_a_machines(uid: int) -> bool:
+    """Return whether it is of those that `choose_user` chooses."""
+    return _FIRST_UID <= uid < _FIRST_UID + _COUNT
+
+
 def check_passable(folder: Path) -> None:
     """Raise `HostNotReady` when another user cannot come through to `folder`. Matters only as root."""
     for place in (folder, *folder.parents):

@@ -12,7 +12,7 @@ from typing import Any
 
 from torpor.base import proc
 from torpor.base.aio import finish
-from torpor.base.fsio import read_json
+from torpor.base.fsio import read_json, remove_tree
 from torpor.base.proc import ProcessId
 from torpor.errors import DataDamaged, NotFound, TorporError
 from torpor.vmm import confine
@@ -23,14 +23,20 @@ RECORD = "vmm.json"
 
 
 def prepare(folder: Path, spec: MachineSpec) -> confine.User | None:
-    """Make `folder/vm` and hand it, with the active layer, to the user that the VMM will run as."""
+    """Make `folder/vm` and hand it, with the active layer, to the user that the VMM will run as.
+
+    As root that is never another user than a machine's: what a daemon of an ordinary user left in there goes.
+    """
     inner = folder / "vm"
     inner.mkdir(mode=0o700, exist_ok=True)
-    existing = inner.stat()
+    owner = inner.stat().st_uid
     user = confine.choose_user(folder.parent)
     if user is not None:
-        if existing.st_uid != 0:  # a second start keeps the user of the first
-            user = confine.User(existing.st_uid, existing.st_uid, user.groups)
+        if confine.is_a_machines(owner):  # a second start keeps the user of the first
+            user = confine.User(owner, owner, user.groups)
+        elif owner != 0:
+            remove_tree(inner)
+            inner.mkdir(mode=0o700)
         os.chown(inner, user.uid, user.gid)
     for written in (spec.disk.active, *(disk.active for disk in spec.volumes)):
         if written is not None:

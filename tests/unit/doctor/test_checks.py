@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,10 +27,14 @@ class StubDriver:
         return self._support
 
 
-def found_by(report: dict[str, object], name: str) -> dict[str, object]:
+def _listed(report: dict[str, object]) -> list[dict[str, object]]:
     listed = report["checks"]
     assert isinstance(listed, list)
-    return next(dict(check) for check in listed if check["name"] == name)
+    return [dict(check) for check in listed]
+
+
+def found_by(report: dict[str, object], name: str) -> dict[str, object]:
+    return next(check for check in _listed(report) if check["name"] == name)
 
 
 def test_report_is_json_and_complete(tmp_path: Path) -> None:
@@ -72,6 +77,48 @@ async def test_machines_without_a_network_are_told(tmp_path: Path, anyio_backend
     network = found_by(report, "network")
     assert (network["status"], network["found"]) == ("warn", "none")
     assert "--network none" in str(network["fix"])
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_what_firecracker_needs_is_asked_only_where_it_is_the_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, anyio_backend: str
+) -> None:
+    monkeypatch.setattr("torpor.vmm.firecracker.kernel.finds_zstd", lambda: None)
+    driver = StubDriver(HostSupport("firecracker", True, "1.12.1", "kvm", "max", "real"))
+    report = await collect(Home(tmp_path), driver=driver)  # type: ignore[arg-type]
+    assert not {"zstd", "tun"} & {str(check["name"]) for check in _listed(report)}
+    driver.name = "firecracker"
+    report = await collect(Home(tmp_path), driver=driver)  # type: ignore[arg-type]
+    assert report["ok"] is False
+    zstd = found_by(report, "zstd")
+    assert (zstd["status"], zstd["fix"]) == ("missing", "sudo apt-get install zstd")
+    assert found_by(report, "tun")["status"] in ("ok", "missing")
+
+
+def test_zstd_is_found_as_program_or_as_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    assert checks.check_zstd().status == "missing"
+    (tmp_path / "zstd").touch(0o755)
+    assert checks.check_zstd().found == str(tmp_path / "zstd")
+    (tmp_path / "zstd").unlink()
+    monkeypatch.delitem(sys.modules, "zstandard")
+    (tmp_path / "zstandard.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert checks.check_zstd().status == "ok"
+
+
+def test_a_host_without_taps_is_told(tmp_path: Path) -> None:
+    device = tmp_path / "tun"
+    lacking = checks.check_tun(device)
+    assert (lacking.status, lacking.found) == ("missing", f"{device} is not there")
+    assert "modprobe tun" in str(lacking.fix)
+    device.touch()
+    assert checks.check_tun(device).status == "missing", "it is a file"
+    assert checks.check_tun(Path("/dev/null")).status == "ok"
 
 
 @pytest.mark.anyio

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from torpor.layers.seal import LAYERS_GID
-from torpor.vmm import confine
+from torpor.vmm import confine, launch
+from torpor.vmm.base import Disk, MachineSpec
 
 
 def test_without_root_there_is_nobody_to_change_to(
@@ -30,6 +31,43 @@ def test_as_root_each_machine_has_a_user_that_none_other_has(
     assert user.uid == user.gid
     assert 1_900_000_000 < user.uid < 1_900_065_001
     assert LAYERS_GID in user.groups
+
+
+_USERS = (("a machine's", True), ("an ordinary user's", False))
+
+
+@pytest.mark.parametrize(("whose", "is_kept"), _USERS)
+def test_a_second_start_keeps_the_user_of_the_first_and_nobody_elses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whose: str, is_kept: bool
+) -> None:
+    """The owner of `vm/` is here, as root, uid 1000, else whoever runs this."""
+    folder = tmp_path / "sbx_one"
+    inner = folder / "vm"
+    inner.mkdir(parents=True)
+    (inner / "console.log").touch()
+    owner = os.getuid() or 1000
+    if os.getuid() == 0:
+        os.chown(inner, owner, owner)
+    chosen = owner + 1
+    given: list[tuple[Path, int, int]] = []
+    monkeypatch.setattr(confine, "_FIRST_UID", owner if is_kept else chosen)
+    monkeypatch.setattr(confine, "choose_user", lambda _: confine.User(chosen, chosen, (7,)))
+    monkeypatch.setattr(os, "chown", lambda path, uid, gid: given.append((path, uid, gid)))
+    spec = MachineSpec(
+        vcpus=1,
+        ram_mib=128,
+        network="none",
+        kernel=tmp_path / "none",
+        initrd=tmp_path / "none",
+        cmdline="",
+        disk=Disk((), tmp_path / "none"),
+    )
+    monkeypatch.setattr(launch, "give_to_vmm", lambda *_: None)
+    user = launch.prepare(folder, spec)
+    wanted = owner if is_kept else chosen
+    assert user == confine.User(wanted, wanted, (7,))
+    assert given == [(inner, wanted, wanted)]
+    assert (inner / "console.log").exists() is is_kept, "another user's is not written on"
 
 
 def test_a_vmm_never_has_the_group_of_root(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import threading
@@ -55,21 +56,52 @@ def test_only_a_plain_file_is_taken_over_or_read(tmp_path: Path, kind: str) -> N
     )
 
 
-def test_logs_are_cut_to_their_end(tmp_path: Path) -> None:
+def test_a_console_is_cut_to_its_end(tmp_path: Path) -> None:
     (tmp_path / "vm").mkdir()
-    for path in (tmp_path / "vmm.log", tmp_path / "vm/console.log"):
-        with path.open("ab") as writer:
-            writer.write(b"x" * files.CONSOLE_LIMIT_BYTES)
-            files.trim_logs(tmp_path, tmp_path / "vm/console.log")
-            writer.flush()
-            assert path.stat().st_size == files.CONSOLE_LIMIT_BYTES, "as large as it may be"
-            writer.write(b"last words")
+    path = tmp_path / "vm/console.log"
+    with path.open("ab") as writer:
+        writer.write(b"x" * files.CONSOLE_LIMIT_BYTES)
+        files.trim_logs(tmp_path, path)
+        writer.flush()
+        assert path.stat().st_size == files.CONSOLE_LIMIT_BYTES, "as large as it may be"
+        writer.write(b"last words")
+        writer.flush()
+        files.trim_logs(tmp_path, path)
+        writer.write(b", and more")
+    text = path.read_bytes()
+    assert len(text) < files.CONSOLE_LIMIT_BYTES / 8
+    assert text.endswith(b"xlast words, and more")
+
+
+@pytest.mark.parametrize("mode", ["ab", "wb"])  # QEMU appends; Firecracker does not
+def test_a_vmms_log_takes_little_space_and_keeps_its_end(tmp_path: Path, mode: str) -> None:
+    path = tmp_path / "vmm.log"
+    with path.open(mode) as writer:
+        for _ in range(2):
+            writer.write(b"x" * files.CONSOLE_LIMIT_BYTES + b"\nlast words")
             writer.flush()
             files.trim_logs(tmp_path, tmp_path / "vm/console.log")
             writer.write(b", and more")
-        text = path.read_bytes()
-        assert len(text) < files.CONSOLE_LIMIT_BYTES / 8
-        assert text.endswith(b"xlast words, and more")
+            writer.flush()
+            assert path.stat().st_blocks * 512 < files.CONSOLE_LIMIT_BYTES / 8
+            files.trim_logs(tmp_path, tmp_path / "vm/console.log")
+            end = path.read_bytes()[-(1 << 20) :]
+            assert end.endswith(b"x\nlast words, and more")
+            assert b"\0" not in end
+
+
+def test_a_vmms_log_is_cut_where_files_have_no_holes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    monkeypatch.setattr(files, "make_hole", refused)
+    path = tmp_path / "vmm.log"
+    path.write_bytes(b"x" * (files.CONSOLE_LIMIT_BYTES + 1) + b"last words")
+    files.trim_logs(tmp_path, tmp_path / "vm/console.log")
+    assert path.stat().st_size < files.CONSOLE_LIMIT_BYTES / 8
+    assert path.read_bytes().endswith(b"xlast words")
 
 
 def test_a_folder_that_a_vmm_fills_is_seen(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import importlib.util
 import lzma
 import shutil
 import struct
@@ -75,6 +76,13 @@ async def _unpacked(payload: bytes, kernel: Path) -> bytes:
     except (OSError, EOFError, lzma.LZMAError) as exc:
         raise VmmFailed(f"{kernel} cannot be unpacked: {exc}", path=kernel) from exc
     raise VmmFailed(f"{kernel} is compressed in a way that is not known", path=kernel)
+
+
+def finds_zstd() -> str | None:
+    """Return what unpacks Zstandard here; None: nothing does."""
+    if importlib.util.find_spec("zstandard") is not None:
+        return "Python's zstandard"
+    return shutil.which("zstd")
 
 
 async def _zstd(body: bytes) -> bytes:
