@@ -7,13 +7,15 @@ Nothing is mounted here and no existing file is touched: the commands that do so
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+import re
 import shlex
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from torpor.base.fsio import can_reflink, free_bytes, fsync_dir, fsync_file
+from torpor.base.fsio import can_reflink, free_bytes
 from torpor.base.proc import run
 from torpor.base.units import GIB, format_bytes
 from torpor.errors import (
@@ -29,6 +31,8 @@ SMALLEST_BYTES = 4 * GIB
 """One template, its snapshot, and a few sandboxes."""
 
 _MAGIC = b"XFSB"
+_NAMELESS_UNKNOWN = frozenset({errno.EOPNOTSUPP, errno.EISDIR})
+"""What a file system says to O_TMPFILE that does not know it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,43 +103,65 @@ async def _make(file: Path, size_bytes: int) -> None:
     tool = find_tool("mkfs.xfs")
     if tool is None:
         raise HostNotReady("mkfs.xfs is not installed", hint="run: sudo apt-get install xfsprogs")
-    fd, name = await asyncio.to_thread(_reserve, file, size_bytes)
-    work = Path(name)
+    fd, work = await asyncio.to_thread(_open, file)
     try:
-        os.close(fd)
-        await run([tool, "-q", "-f", "-m", "reflink=1", str(work)], timeout_s=120)
-        await asyncio.to_thread(fsync_file, work)
-        await asyncio.to_thread(os.link, work, file)  # never over a file that came meanwhile
-    except FileExistsError as exc:
-        raise Conflict(f"{file} was made by somebody else meanwhile; it was not touched") from exc
+        await asyncio.to_thread(_reserve, fd, file.parent, size_bytes)
+        content = f"/proc/{os.getpid()}/fd/{fd}"
+        await run([tool, "-q", "-f", "-m", "reflink=1", content], timeout_s=120)
+        await asyncio.to_thread(_name, fd, file)
     finally:
-        await asyncio.to_thread(work.unlink, missing_ok=True)
-    await asyncio.to_thread(fsync_dir, file.parent)
+        os.close(fd)
+        if work is not None:
+            await asyncio.to_thread(work.unlink)
 
 
-def _reserve(file: Path, size_bytes: int) -> tuple[int, str]:
-    """Return a new file beside `file` that has all its blocks: a pool must not run dry under its file system."""
+def _open(file: Path) -> tuple[int, Path | None]:
+    """Return a new file in the folder of `file`, and the name that it has where files without one cannot be.
+
+    What has no name is gone when its last process is, however that ends.
+    """
+    folder = file.parent
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        free = free_bytes(file.parent)
-        if free < size_bytes:
-            raise InsufficientResources(
-                f"{file.parent} has {format_bytes(free)} free; a pool of {format_bytes(size_bytes)} is wanted",
-                free_bytes=free,
-                needed_bytes=size_bytes,
-            )
-        fd, name = tempfile.mkstemp(prefix=f".{file.name}.", suffix=".tmp", dir=file.parent)
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600), None
+        except OSError as exc:
+            if exc.errno not in _NAMELESS_UNKNOWN:
+                raise
+        fd, name = tempfile.mkstemp(prefix=f".{file.name}.", suffix=".tmp", dir=folder)
     except OSError as exc:
-        raise NotAllowed(f"{file.parent}: {exc.strerror}", hint="run it as root") from exc
+        raise NotAllowed(f"{folder}: {exc.strerror}", hint="run it as root") from exc
+    return fd, Path(name)
+
+
+def _reserve(fd: int, folder: Path, size_bytes: int) -> None:
+    """Give a file all its blocks: a pool must not run dry under its file system."""
+    free = free_bytes(folder)
+    if free < size_bytes:
+        raise InsufficientResources(
+            f"{folder} has {format_bytes(free)} free; a pool of {format_bytes(size_bytes)} is wanted",
+            free_bytes=free,
+            needed_bytes=size_bytes,
+        )
     try:
         os.posix_fallocate(fd, 0, size_bytes)
     except OSError as exc:
-        os.close(fd)
-        Path(name).unlink()
         raise InsufficientResources(
-            f"{file.parent} has no room for {format_bytes(size_bytes)}: {exc.strerror}"
+            f"{folder} has no room for {format_bytes(size_bytes)}: {exc.strerror}"
         ) from exc
-    return fd, name
+
+
+def _name(fd: int, file: Path) -> None:
+    """Let an open file be at `file`, durably, but never over one that came meanwhile."""
+    os.fsync(fd)
+    folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:  # with a folder that is open, Python asks for linkat, which follows the link to the open file
+        os.link(f"/proc/self/fd/{fd}", file.name, dst_dir_fd=folder, follow_symlinks=True)
+        os.fsync(folder)
+    except FileExistsError as exc:
+        raise Conflict(f"{file} was made by somebody else meanwhile; it was not touched") from exc
+    finally:
+        os.close(folder)
 
 
 def _shares_blocks(folder: Path) -> bool:
@@ -152,13 +178,19 @@ def _place(home: Path) -> Path:
 def _commands(file: Path, at: Path, home: Path) -> tuple[str, ...]:
     """Return what mounts the pool; a home that has something in it is left where it is."""
     source, target = shlex.quote(str(file)), shlex.quote(str(at))
-    line = f"{file} {at} xfs loop,nofail 0 0"
+    names = f"{_in_fstab(file)} {_in_fstab(at)} "
+    line = f"{names}xfs loop,nofail 0 0"
     commands = [
         f"mkdir -p {target}",
         f"mount -o loop {source} {target}",
         f"chown {os.geteuid()} {target}",
-        f"grep -qF {shlex.quote(f'{file} {at} ')} /etc/fstab || echo {shlex.quote(line)} >>/etc/fstab",
+        f"grep -qF {shlex.quote(names)} /etc/fstab || printf '%s\\n' {shlex.quote(line)} >>/etc/fstab",
     ]
     if at != home:
         commands.append(f"export TORPOR_HOME={target}  # {home} stays as it is")
     return tuple(commands)
+
+
+def _in_fstab(path: Path) -> str:
+    """Return a path as fstab has it: what divides its fields, and the backslash, in octal."""
+    return re.sub(r"[\s\\]", lambda found: f"\\{ord(found[0]):03o}", str(path), flags=re.ASCII)
