@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -54,7 +55,7 @@ def setup(
     With --pool also make a file with a file system on which copies of disks share their blocks, and print the
     commands that mount it. Nothing is mounted, and no home is touched.
     """
-    from torpor.hostsetup.install import default_folder, install, look_at
+    from torpor.hostsetup.install import default_folder, install, look_at, why_unused
 
     size = None if pool is None else _size(pool)
     made = None if size is None else asyncio.run(_pool(pool_file.absolute(), size))
@@ -65,10 +66,15 @@ def setup(
         installed = asyncio.run(look_at(Path(named)))
     else:
         installed = asyncio.run(install(into or default_folder(), force=force))
+    program = installed.programs[-1]
+    unused = why_unused(program)
+    setting = f"TORPOR_FIRECRACKER={shlex.quote(str(program))}" if unused else None
     if as_json:
-        print_json({"firecracker": installed, "pool": made})
+        print_json({"firecracker": installed, "pool": made, "setting": setting})
         return
     _tell_programs(installed)
+    if setting:
+        print(f"{unused}; to use this one, start the daemon and doctor with {setting}")
     _tell_daemon()
     print("what is used, and why: torpor doctor")
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import io
 import os
+import shutil
 import tarfile
+import tempfile
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -15,9 +18,15 @@ from typing import ClassVar
 
 import pytest
 
-from torpor.errors import Conflict, DataDamaged, HostNotReady, NotAllowed
+from torpor.errors import (
+    Conflict,
+    DataDamaged,
+    HostNotReady,
+    InsufficientResources,
+    NotAllowed,
+)
 from torpor.hostsetup import install as room
-from torpor.hostsetup.install import install, look_at, version_of
+from torpor.hostsetup.install import install, look_at, version_of, why_unused
 from torpor.hostsetup.release import PINNED, Release
 
 
@@ -91,6 +100,56 @@ def test_programs_are_put_in_place_and_stay(site: str, tmp_path: Path) -> None:
     assert len(_Site.asked) == asked, "nothing is fetched again"
 
 
+def test_a_folder_may_be_relative(
+    site: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = asyncio.run(install(Path(), release=_release(site)))
+    assert done.programs == (tmp_path / "jailer", tmp_path / "firecracker")
+
+
+def test_a_folder_in_the_place_of_a_program_stays(site: str, tmp_path: Path) -> None:
+    (tmp_path / "jailer").mkdir()
+    with pytest.raises(Conflict, match="is a folder"):
+        asyncio.run(install(tmp_path, release=_release(site), force=True))
+    assert [path.name for path in tmp_path.iterdir()] == ["jailer"]
+    assert not _Site.asked
+
+
+def test_a_jailer_is_no_firecracker(site: str, tmp_path: Path) -> None:
+    (tmp_path / "firecracker").write_bytes(_program("Jailer"))
+    (tmp_path / "jailer").write_bytes(_program("Jailer"))
+    for path in tmp_path.iterdir():
+        path.chmod(0o755)
+    with pytest.raises(Conflict, match="no program that says its version"):
+        asyncio.run(install(tmp_path, release=_release(site)))
+
+
+def test_a_full_disk_leaves_nothing(
+    site: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, calls = os.fsync, []
+
+    def full_at_last(fd: int) -> None:
+        calls.append(fd)
+        if len(calls) == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", full_at_last)
+    with pytest.raises(InsufficientResources, match="no room for jailer and firecracker"):
+        asyncio.run(install(tmp_path, release=_release(site)))
+    assert len(calls) == 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_nothing_is_written_to_the_folder_for_temporary_files(
+    site: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    assert asyncio.run(install(tmp_path / "bin", release=_release(site))).changed
+
+
 def test_what_is_not_the_release_is_refused(site: str, tmp_path: Path) -> None:
     release = _release(site, data=b"another")
     with pytest.raises(DataDamaged, match=release.sha256):
@@ -133,6 +192,15 @@ def test_no_such_release_and_no_network_are_told(site: str, tmp_path: Path) -> N
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("proxy", ["foo://x", "socks5://127.0.0.1:9", "http://127.0.0.1:nine"])
+def test_a_proxy_that_cannot_be_is_told(
+    proxy: str, site: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ALL_PROXY", proxy)
+    with pytest.raises(HostNotReady, match="cannot be fetched"):
+        asyncio.run(install(tmp_path, release=_release(site)))
+
+
 def test_an_archive_that_does_not_end_is_cut(
     site: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,6 +230,35 @@ def test_a_program_that_is_named_is_looked_at(tmp_path: Path) -> None:
     assert asyncio.run(look_at(program)).version == "1.13.0"
     with pytest.raises(HostNotReady, match="does not say"):
         asyncio.run(look_at(Path("/bin/true")))
+    program.write_bytes(_program("Jailer", "1.13.0"))
+    with pytest.raises(HostNotReady, match="does not say"):
+        asyncio.run(look_at(program))
+    program.write_bytes(_program("Firecracker", "1.7.0"))
+    with pytest.raises(HostNotReady, match=r"version 1\.7\.0; 1\.12 or newer") as caught:
+        asyncio.run(look_at(program))
+    assert caught.value.hint
+
+
+def test_a_program_that_is_not_found_first_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = tmp_path / "first/firecracker", tmp_path / "second/firecracker"
+    for path in (first, second):
+        path.parent.mkdir()
+        path.write_bytes(_program("Firecracker"))
+        path.chmod(0o755)
+    monkeypatch.delenv("TORPOR_FIRECRACKER", raising=False)
+    monkeypatch.setenv("PATH", f"{first.parent}:{second.parent}")
+    assert why_unused(first) is None
+    assert why_unused(second) == f"{first} is found before it"
+    monkeypatch.setenv("TORPOR_FIRECRACKER", str(first))
+    assert why_unused(second) == f"TORPOR_FIRECRACKER names {first}"
+    monkeypatch.delenv("TORPOR_FIRECRACKER")
+    first.unlink()
+    first.symlink_to(second)
+    assert why_unused(second) is None
+    monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
+    assert why_unused(second) == f"{second.parent} is not on PATH"
 
 
 def test_the_pinned_release_is_a_whole_one() -> None:

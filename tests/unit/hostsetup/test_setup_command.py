@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         return Pool(file, size_bytes, True, False, mount_point, ("mount it",))
 
     monkeypatch.setattr(installing, "install", install)
+    monkeypatch.setattr(installing, "why_unused", lambda _: None)
     monkeypatch.setattr(pooling, "make_pool", make_pool)
     monkeypatch.setattr(daemon, "answers", lambda _: False)
 
@@ -54,3 +56,17 @@ def test_a_daemon_that_keeps_its_driver_is_named(
     said = CliRunner().invoke(app, ["host", "setup"]).output
     assert f"pkill -TERM -f 'torpor.server --home {tmp_path}/home '" in said
     assert "torpor doctor" in said
+
+
+def test_how_a_program_that_is_not_found_is_used_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args = ["host", "setup", "--into", str(tmp_path / "my bin")]
+    assert "TORPOR_FIRECRACKER" not in CliRunner().invoke(app, args).output
+    assert json.loads(CliRunner().invoke(app, [*args, "--json"]).output)["setting"] is None
+    monkeypatch.setattr(installing, "why_unused", lambda program: f"not {program}")
+    setting = f"TORPOR_FIRECRACKER='{tmp_path}/my bin/firecracker'"
+    said = CliRunner().invoke(app, args).output
+    assert f"not {tmp_path}/my bin/firecracker; " in said
+    assert setting in said
+    assert json.loads(CliRunner().invoke(app, [*args, "--json"]).output)["setting"] == setting
