@@ -25,7 +25,7 @@ from torpor.model_volumes import VolumeMount, VolumesMode
 from torpor.sandboxes.admission import Sizes, choose_sizes, is_default
 from torpor.sandboxes.birth import RenewalReason
 from torpor.sandboxes.capture import Wish
-from torpor.sandboxes.fit import check_fits, check_network, misfit
+from torpor.sandboxes.fit import check_fits, check_network, check_vcpus, misfit
 from torpor.sandboxes.memory_moves import FollowingMemory
 from torpor.sandboxes.new_rows import new_row, row_from
 from torpor.sandboxes.parts import Parts
@@ -76,6 +76,7 @@ class CreationCalls(ABC):
         check_network(spec.network, self._parts.host)
         template = await asyncio.to_thread(self._parts.templates.get, spec.template)
         sizes = choose_sizes(spec, template.info)
+        check_vcpus(sizes.vcpus, self._parts.host)
         origin = self._warm.find(template, sizes)
         if origin is None and is_default(sizes, template.info):
             await self._promises.check_room(sizes)
@@ -113,6 +114,7 @@ class CreationCalls(ABC):
         if not info.is_clone_of_drill:  # that is thrown away, and a proof does not depend on quotas
             self._parts.volumes.check_clones(self._clones(origin, spec))
         check_network(info.network, self._parts.host)
+        check_vcpus(info.vcpus, self._parts.host)
         with self._parts.pins.held(origin.info.id, *origin.layer_ids):
             await check_files(self._parts, origin, (), devices=False)
             if not info.is_clone_of_drill:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torpor.errors import HostNotReady, SnapshotUnusable
+from torpor.errors import HostNotReady, InvalidRequest, SnapshotUnusable
 from torpor.model import SandboxId, SnapshotInfo
 from torpor.vmm.base import HostSupport
 
@@ -40,4 +40,14 @@ def check_network(network: str, host: HostSupport) -> None:
         raise HostNotReady(
             f"machines of the driver {host.driver} cannot have network={network!r} here",
             hint=f"give network={' or '.join(sorted(host.networks))}; torpor doctor says why",
+        )
+
+
+def check_vcpus(vcpus: int, host: HostSupport) -> None:
+    """Raise `InvalidRequest` unless a machine can have so many vCPUs with this host's driver."""
+    most = host.vcpus_most
+    if most is not None and vcpus > most:
+        raise InvalidRequest(
+            f"vcpus is {vcpus}; machines of the driver {host.driver} have at most {most}",
+            hint=f"make one with {most} or fewer, or with another driver (TORPOR_DRIVER)",
         )

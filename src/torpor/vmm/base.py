@@ -96,6 +96,8 @@ class HostSupport:
     """Which machine the driver builds; RAM can only be restored into the same. Raised when a device is added."""
     networks: frozenset[str] = frozenset({"user", "none"})
     """The networks that its machines can have here."""
+    vcpus_most: int | None = None
+    """The most that a machine of this driver can have; None: it takes what is allowed at all."""
     walls: tuple[Wall, ...] = ()
     """What holds its machines here, and what does not."""
 

@@ -18,7 +18,7 @@ from torpor.errors import (
     SnapshotUnusable,
     VmmFailed,
 )
-from torpor.model import SandboxState, SnapshotId
+from torpor.model import RestoreSpec, SandboxFilter, SandboxState, SnapshotId
 from torpor.sandboxes.claims import Claim
 from torpor.vmm.base import HostSupport
 
@@ -99,6 +99,37 @@ def test_what_this_hosts_driver_cannot_have_is_refused_before_the_machine_ends(
         with pytest.raises(SnapshotUnusable) as unusable:
             await world.engine.rollback(info.id, snap.id)
         assert f"torpor rollback {info.id} {snap.id} --cold" in str(unusable.value.hint)
+        assert (await world.engine.get(info.id)).state is S.RUNNING
+        assert world.vmm(info.id).process.alive()
+
+    play(scene)
+
+
+def test_more_cpus_than_the_driver_gives_are_refused_before_anything_is_made(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(world: World) -> None:
+        info = await world.create(vcpus=2)
+        snap = await world.engine.snapshot(info.id)
+        host = replace(await world.driver.probe(), driver="other", vcpus_most=1)
+
+        async def probe() -> HostSupport:
+            return host
+
+        monkeypatch.setattr(world.driver, "probe", probe)
+        words, starts = (
+            "vcpus is 2; machines of the driver other have at most 1",
+            world.driver.starts,
+        )
+        with pytest.raises(InvalidRequest, match=words) as caught:
+            await world.create(vcpus=2)
+        assert caught.value.hint
+        with pytest.raises(InvalidRequest, match=words):
+            await world.engine.restore(snap.id, RestoreSpec(allow_cold=True))
+        with pytest.raises(InvalidRequest, match=words):
+            await world.engine.rollback(info.id, snap.id, memory="cold")
+        assert world.driver.starts == starts
+        assert [found.id for found in (await world.engine.list(SandboxFilter())).items] == [info.id]
         assert (await world.engine.get(info.id)).state is S.RUNNING
         assert world.vmm(info.id).process.alive()
 

@@ -23,6 +23,10 @@ MACHINE = 2
 """Which machine `config` makes: RAM that was saved in another cannot go on. 2: places for volumes, and the balloon."""
 
 
+VCPUS_MOST = 32
+"""Firecracker's own limit."""
+
+
 @dataclass(frozen=True, slots=True)
 class FirecrackerHost:
     """A usable Firecracker on this host."""
@@ -127,6 +131,7 @@ async def probe() -> HostSupport:
         host.reason,
         machine=MACHINE,
         networks=network.offered(),
+        vcpus_most=VCPUS_MOST,
         walls=(host.jail_wall, limits),
     )
 
