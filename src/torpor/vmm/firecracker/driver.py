@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,7 +21,7 @@ from torpor.base.aio import finish
 from torpor.base.fsio import open_plain, write_json
 from torpor.base.proc import ProcessId
 from torpor.errors import DataDamaged, InsufficientResources, VmmFailed
-from torpor.layers.space import full_disk_told
+from torpor.layers.space import full_disk_told, is_full
 from torpor.vmm import cgroup, console, launch
 from torpor.vmm.base import HostSupport, MachineSpec, SavedMachine
 from torpor.vmm.confine import User
@@ -45,6 +46,11 @@ _LISTENING_S = 60.0
 """It listens after some milliseconds; a host with all cores busy may need seconds."""
 _LOAD_S = 60.0
 _SAYS_FULL = "No space left"
+_HOSTS_FAULT = re.compile(r"Permission denied|\(os error (?:1|12|13|16|24|28|98)\)")
+"""In a refusal to load a state that is the host's: not permitted, no memory, busy, too many files, no space."""
+_WRONG_STATE = (
+    "it was saved by another version of Firecracker or on another CPU, or its files are damaged"
+)
 
 
 class FirecrackerDriver:
@@ -137,10 +143,10 @@ class FirecrackerDriver:
                 )
                 await self._told(machine, spec, saved, image)
         except BaseException as exc:
-            await finish(self._undone(folder, process), within_s=60.0)
-            if isinstance(exc, VmmFailed):
-                words = await asyncio.to_thread(self.last_words, folder)
-                raise _explained(folder, exc, saved, words) from exc
+            words: list[str] = []
+            await finish(self._undone(folder, process, words=words), within_s=60.0)
+            if isinstance(exc, VmmFailed) or (isinstance(exc, OSError) and not is_full(exc)):
+                raise _explained(folder, exc, "\n".join(words)) from exc
             raise
         return machine
 
@@ -159,12 +165,18 @@ class FirecrackerDriver:
         await network.make(machine.folder, machine.process.pid, user, spec.network)
         gate.open()
 
-    @staticmethod
-    async def _undone(folder: Path, *processes: ProcessId | None) -> None:
-        """End `processes`, and remove all that a machine has beside its process, its disk and its logs."""
+    async def _undone(
+        self, folder: Path, *processes: ProcessId | None, words: list[str] | None = None
+    ) -> None:
+        """End `processes`, and remove all that a machine has beside its process, its disk and its logs.
+
+        `words` gets their last words, which in part go with the control group.
+        """
         for process in processes:
             if process is not None:
                 await process.kill(within_s=15.0)
+        if words is not None:
+            words.append(await asyncio.to_thread(self.last_words, folder))
         await asyncio.to_thread(cgroup.remove, folder)
         await network.remove(folder)
         await asyncio.to_thread(jail.clear, folder)
@@ -181,7 +193,12 @@ class FirecrackerDriver:
         await api.until_listening(machine.process.alive, timeout_s=_LISTENING_S)
         if saved is not None:
             saved = await asyncio.to_thread(_given_saved, machine.folder, saved)
-            await api.call("PUT", "/snapshot/load", config.load(saved), timeout_s=_LOAD_S)
+            try:
+                await api.call("PUT", "/snapshot/load", config.load(saved), timeout_s=_LOAD_S)
+            except Refused as exc:
+                if not _HOSTS_FAULT.search(exc.message):
+                    exc.hint = _WRONG_STATE
+                raise
             # it came with the limits that it was saved with
             for path, body in config.limited(self._limits, (disk.slot for disk in spec.volumes)):
                 await api.call("PATCH", path, body)
@@ -231,14 +248,13 @@ class FirecrackerDriver:
 
 
 def _explained(
-    folder: Path, exc: VmmFailed, saved: SavedMachine | None, words: str
+    folder: Path, exc: VmmFailed | OSError, words: str
 ) -> VmmFailed | InsufficientResources:
     """Return the failure with what Firecracker logged."""
-    hint = exc.hint or f"its whole log is {folder / 'vmm.log'}"
-    if saved is not None and isinstance(exc, Refused):
-        hint = "it was saved by another version of Firecracker or on another CPU, or its files are damaged"
-    kind = InsufficientResources if _SAYS_FULL in f"{words} {exc.message}" else VmmFailed
-    return kind(f"Firecracker did not start: {exc.message}", hint=hint, log=words)
+    hint, why = (exc.hint, exc.message) if isinstance(exc, VmmFailed) else (None, str(exc))
+    kind = InsufficientResources if _SAYS_FULL in f"{words} {why}" else VmmFailed
+    hint = hint or f"its whole log is {folder / 'vmm.log'}"
+    return kind(f"Firecracker did not start: {why}", hint=hint, log=words)
 
 
 def _make_room(folder: Path, found: host.FirecrackerHost, active: Path) -> None:
