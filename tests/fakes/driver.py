@@ -103,8 +103,8 @@ class FakeVmm:
             writer.add(np.array([1]), memoryview(bytes([len(previous) + 1]) * PAGE))
             return writer.finish(sync=False)
 
-    async def changed_bytes(self) -> int:
-        return 4 * PAGE
+    async def capture_bytes(self, changed: int | None = None) -> int:
+        return (4 * PAGE if changed is None else changed) + self._driver.copies_bytes
 
     async def switch_disk(self, overlay: Path) -> None:
         await self._driver.step("switch")
@@ -178,6 +178,7 @@ class FakeDriver:
         self.block: dict[str, asyncio.Event] = {}
         self.reached: dict[str, asyncio.Event] = {}
         self.starts = 0
+        self.copies_bytes = 0
         self.booted: list[MachineSpec] = []
         self.restored: list[tuple[MachineSpec, SavedMachine]] = []
 
@@ -220,6 +221,10 @@ class FakeDriver:
         except BaseException:
             out.unlink()
             raise
+
+    async def start_bytes(self, layers: Sequence[Path]) -> int:
+        assert all(path.exists() for path in layers[1:])
+        return self.copies_bytes
 
     async def start(self, folder: Path, spec: MachineSpec) -> FakeVmm:
         await self.step("start")

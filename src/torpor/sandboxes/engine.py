@@ -340,7 +340,8 @@ class Engine(CreationCalls, SnapshotCalls, TemplateCalls):
         if vmm is not None:
             await check_capture(self._parts, vmm, machine.info.ram_mib, more_bytes=more)
         else:
-            await check_start(self._parts, more_bytes=more)
+            layers = map(self._parts.layers.disk_path, machine.row.layers.disk)
+            await check_start(self._parts, tuple(layers), more_bytes=more)
 
     async def claim(self, sandbox_id: SandboxId, claim: Claim | None, holder: str) -> None:
         """Claim a sandbox for `holder`, or with None end its claim."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from torpor.base.fsio import free_bytes
@@ -26,16 +27,16 @@ LOW_BYTES = 2 * GIB
 async def check_capture(parts: Parts, vmm: Vmm, ram_mib: int, *, more_bytes: int = 0) -> None:
     """Raise `InsufficientResources`, with the numbers, when a snapshot of `vmm` may not fit on the disk.
 
-    How much a machine changed is only looked at when the disk could not take all of its RAM. `more_bytes` are to
+    How much a machine changed is only looked at when the disk could not take all of it. `more_bytes` are to
     be free beside it.
     """
     root = parts.home.root
     margin = CAPTURE_MARGIN_BYTES + more_bytes
-    need = ram_mib * MIB + margin
+    need = await vmm.capture_bytes(ram_mib * MIB) + margin
     free = await asyncio.to_thread(free_bytes, root)
     if free >= need:
         return
-    need = min(need, await vmm.changed_bytes() + margin)
+    need = min(need, await vmm.capture_bytes() + margin)
     if free < need:
         await make_room(parts, need)
         free = await asyncio.to_thread(free_bytes, root)
@@ -48,10 +49,12 @@ async def check_capture(parts: Parts, vmm: Vmm, ram_mib: int, *, more_bytes: int
         )
 
 
-async def check_start(parts: Parts, *, more_bytes: int = 0) -> None:
-    """Raise `InsufficientResources` when the disk has no room for what the start of a machine writes."""
+async def check_start(parts: Parts, layers: Sequence[Path] = (), *, more_bytes: int = 0) -> None:
+    """Raise `InsufficientResources` when the disk has no room for what the start of a machine, over `layers`, writes."""
     root = parts.home.root
     need = START_MARGIN_BYTES + more_bytes
+    if layers:
+        need += await parts.driver.start_bytes(layers)
     free = await asyncio.to_thread(free_bytes, root)
     if free < need:
         await make_room(parts, need)

@@ -165,8 +165,11 @@ class Vmm(Protocol):
         """
         ...
 
-    async def changed_bytes(self) -> int:
-        """Return at most how many bytes `save_ram` would write now; the whole RAM when that cannot be told."""
+    async def capture_bytes(self, changed: int | None = None) -> int:
+        """Return at most how many bytes a snapshot of the machine, without its volumes, would write now.
+
+        `changed` is how much of its RAM did at most. None: that is counted, which takes longer; all of it when it cannot be.
+        """
         ...
 
     async def switch_disk(self, overlay: Path) -> None:
@@ -280,6 +283,10 @@ class Driver(Protocol):
             InsufficientResources: the disk is full.
             VmmFailed: it cannot be done, or the disk would not be the same.
         """
+        ...
+
+    async def start_bytes(self, layers: Sequence[Path]) -> int:
+        """Return at most how many bytes are copied when a machine starts on a new overlay over `layers` (one or more), the oldest first."""
         ...
 
     async def start(self, folder: Path, spec: MachineSpec) -> Vmm:

@@ -860,3 +860,23 @@ def test_templates_that_boot_are_promised_their_memory(
             pass
 
     play(scene)
+
+
+def test_what_the_driver_copies_is_counted_before_anything_is_done(play: Play) -> None:
+    async def scene(world: World) -> None:
+        info = await world.create()
+        calls = list(world.connect.agents[-1].calls)
+        world.driver.copies_bytes = 1 << 60
+        with pytest.raises(InsufficientResources, match="a snapshot may write"):
+            await world.engine.snapshot(info.id)
+        with pytest.raises(InsufficientResources, match="a snapshot may write"):
+            await world.engine.check_room(info.id)
+        assert world.connect.agents[-1].calls == calls, "the guest was not even frozen"
+        world.driver.copies_bytes = 0
+        await world.engine.hibernate(info.id)
+        await world.engine.check_room(info.id)
+        world.driver.copies_bytes = 1 << 60
+        with pytest.raises(InsufficientResources, match="of disk to start"):
+            await world.engine.check_room(info.id)
+
+    play(scene)

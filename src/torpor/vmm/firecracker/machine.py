@@ -20,7 +20,7 @@ from torpor.layers.space import full_disk_told
 from torpor.model_usage import DeviceFigures
 from torpor.vmm import console
 from torpor.vmm.base import VmmStatus, VolumeDisk
-from torpor.vmm.firecracker import balloon, config, disks, drives
+from torpor.vmm.firecracker import balloon, config, disks, drives, room
 from torpor.vmm.firecracker.api import Api, Refused
 from torpor.vmm.firecracker.clock import kept_still
 from torpor.vmm.firecracker.figures import Figures
@@ -200,20 +200,28 @@ class FirecrackerMachine:
         found = tuple(int(part) for part in re.findall(r"\d+", await self.version())[:3])
         return "Diff" if found >= _DIFFS_OF_SLOTS else "Full"
 
-    async def changed_bytes(self) -> int:
-        """Return at most how many bytes `save_devices` and `save_ram` would write now."""
+    async def capture_bytes(self, changed: int | None = None) -> int:
+        """Return at most how many bytes a snapshot would write now: to Firecracker's file, to the layer, and to a disk."""
+        is_whole = True
+        with contextlib.suppress(VmmFailed):
+            is_whole = await self._snapshot_type() == "Full"
 
         def count() -> int:
-            most = 2 * self._ram_bytes  # Firecracker's file, and the layer that is made of it
-            if self._image is None:
-                return most
-            try:
-                pages = changed_pages(self._process.pid, self._image, self._ram_bytes)
-            except (OSError, VmmFailed):
-                return most
-            return 2 * len(pages) * PAGE
+            layer = self._changed_bytes() if changed is None else changed
+            file = self._ram_bytes if is_whole else layer
+            file -= min(file, room.allocated(self._inner / config.MEMORY))  # it is written over
+            disk = 0
+            with contextlib.suppress(VmmFailed):
+                disk = room.copy_bytes((self._active().path,), self._folder)
+            return file + layer + disk
 
         return await asyncio.to_thread(count)
+
+    def _changed_bytes(self) -> int:
+        if self._image is not None:
+            with contextlib.suppress(OSError, VmmFailed):
+                return PAGE * len(changed_pages(self._process.pid, self._image, self._ram_bytes))
+        return self._ram_bytes
 
     async def save_ram(self, path: Path, previous: Sequence[Path] = ()) -> RamLayer:
         """Write the pages that changed until `save_devices` since the machine's start, or `previous`, to `path`."""

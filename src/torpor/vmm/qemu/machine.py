@@ -158,8 +158,10 @@ class QemuMachine:
             raise VmmFailed(f"QEMU's {written} cannot be used: {exc}") from exc
         return path
 
-    async def changed_bytes(self) -> int:
-        """Return at most how many bytes `save_ram` would write now."""
+    async def capture_bytes(self, changed: int | None = None) -> int:
+        """Return at most how many bytes a snapshot would write now."""
+        if changed is not None:
+            return changed
 
         def count() -> int:
             try:
