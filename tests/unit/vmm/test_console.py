@@ -12,19 +12,28 @@ from torpor.errors import VmmFailed
 from torpor.vmm import console, launch
 from torpor.vmm.base import Disk, MachineSpec, SavedMachine, Wall
 from torpor.vmm.firecracker import FirecrackerDriver
+from torpor.vmm.firecracker import host as firecracker_host
 from torpor.vmm.firecracker.host import FirecrackerHost
 from torpor.vmm.qemu import QemuDriver
+from torpor.vmm.qemu import host as qemu_host
 from torpor.vmm.qemu.host import QemuHost
 
 
-def _driver(name: str, path: Path) -> QemuDriver | FirecrackerDriver:
-    if name == "qemu":
-        qemu = QemuDriver()
-        qemu._host = QemuHost(path, path, "9", "tcg", "")
+def _driver(
+    name: str, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> QemuDriver | FirecrackerDriver:
+    qemu = QemuHost(path, path, "9", "tcg", "")
+    firecracker = FirecrackerHost(path, "1.12.1", "", None, Wall("jailer", False, "", ""))
+
+    async def find_qemu() -> QemuHost:
         return qemu
-    firecracker = FirecrackerDriver()
-    firecracker._host = FirecrackerHost(path, "1.12.1", "", None, Wall("jailer", False, "", ""))
-    return firecracker
+
+    async def find_firecracker() -> FirecrackerHost:
+        return firecracker
+
+    monkeypatch.setattr(qemu_host, "find_qemu", find_qemu)
+    monkeypatch.setattr(firecracker_host, "find_firecracker", find_firecracker)
+    return QemuDriver() if name == "qemu" else FirecrackerDriver()
 
 
 @pytest.mark.parametrize("name", ["qemu", "firecracker"])
@@ -43,7 +52,7 @@ def test_where_a_machine_begins_is_marked_behind_what_another_said(
         cmdline="",
         disk=Disk((), disk),
     )
-    driver = _driver(name, tmp_path / "none")
+    driver = _driver(name, tmp_path / "none", monkeypatch)
     log = driver.console(folder)
 
     async def no_process(*_: Any, **__: Any) -> Any:

@@ -457,7 +457,7 @@ def test_a_machine_that_is_being_saved_is_waited_for_by_the_next_daemon(
     (tmp_path / "vm").mkdir()
     with (tmp_path / "log").open("wb") as log:
         process = proc.start_detached(["sleep", "100"], log=log)
-    _record(tmp_path, process, None, 1 << 20)
+    _record(tmp_path, process, None, 1 << 20, "1.12.1")
 
     async def main() -> object:
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -13,6 +13,7 @@ from torpor.base.proc import ProcessId
 from torpor.errors import VmmFailed
 from torpor.layers.ram import PAGE
 from torpor.vmm.firecracker import FirecrackerDriver, machine, room
+from torpor.vmm.firecracker.drives import Opened
 from torpor.vmm.firecracker.machine import FirecrackerMachine
 from torpor.vmm.limits import RateLimits
 from torpor.vmm.qemu import QemuDriver
@@ -79,10 +80,10 @@ def _machine(
     """Return one with that disk, which goes on from an image and changed so many pages; None: it was booted."""
     (folder / "vm").mkdir()
 
-    def active(_: object) -> Path:
+    def active(_: object) -> Opened:
         if disk is None:
             raise VmmFailed("it has no root disk")
-        return disk
+        return Opened(disk, folder / "vm", disk)
 
     monkeypatch.setattr(FirecrackerMachine, "_active", active)
     monkeypatch.setattr(machine, "changed_pages", lambda *_: np.arange(changed or 0))

@@ -48,7 +48,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[ProcessId]:
     async def nothing(*_: object, **__: object) -> None:
         pass
 
-    async def found(_: object) -> host.FirecrackerHost:
+    async def found() -> host.FirecrackerHost:
         return _FOUND
 
     async def noted(argv: list[str], **how: Any) -> ProcessId:
@@ -59,7 +59,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[ProcessId]:
     def gate() -> Iterator[_Gate]:
         yield _Gate()
 
-    monkeypatch.setattr(FirecrackerDriver, "_found", found)
+    monkeypatch.setattr(host, "find_firecracker", found)
     monkeypatch.setattr(confine, "choose_user", lambda _: None)
     monkeypatch.setattr(launch, "start_process", noted)
     monkeypatch.setattr(disks, "fill", nothing)

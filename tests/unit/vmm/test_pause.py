@@ -63,7 +63,7 @@ async def _machine(name: str, folder: Path) -> AsyncIterator[tuple[Any, Deaf]]:
     assert process is not None
     if name == "qemu":
         qmp: Any = deaf
-        yield QemuMachine(process, folder, folder / "ram", 1 << 20, RateLimits(), qmp), deaf
+        yield QemuMachine(process, folder, folder / "ram", 1 << 20, RateLimits(), None, qmp), deaf
         return
     (folder / "vm").mkdir()
     async with await asyncio.start_unix_server(deaf.serve, folder / "vm/api.sock"):

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import signal
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -156,9 +157,10 @@ def test_a_process_is_found_by_the_folder_it_is_in_whatever_that_is_called(tmp_p
 
     async def main() -> None:
         (tmp_path / "one/vm").mkdir(parents=True)
+        waits = [sys.executable, "-S", "-c", "import time; time.sleep(100)"]  # it starts no other
         with (tmp_path / "log").open("wb") as log:
             started = [
-                proc.start_detached(["sh", "-c", "sleep 100; :", name], log=log, cwd=place)
+                proc.start_detached([*waits, name], log=log, cwd=place)
                 for name, place in (
                     ("mark", tmp_path / "one/vm"),
                     ("other", tmp_path / "one/vm"),
