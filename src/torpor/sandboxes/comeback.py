@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from dataclasses import replace
+from pathlib import Path
 
 from torpor.base.aio import finish
 from torpor.base.faults import reach
@@ -75,7 +76,7 @@ async def wake(m: SandboxMachine) -> None:
     layers = replace(layers_at(manifest), active=new_id("lyr"))
     # until the row says so
     with m.parts.pins.held(whole.info.id, *whole.layer_ids, *manifest.layer_ids, *layers.ids):
-        await check_start(m.parts)
+        await check_start(m.parts, disks_of(m, manifest))
         async with m.parts.memory_for(m.info):
             await m.move(S.WAKING, layers=layers, generation=m.info.generation + 1)
     reach("wake.intent")
@@ -127,7 +128,7 @@ async def rollback(
             await image_of(m.parts, manifest)
         else:
             plan.check_places()
-        await check_start(m.parts)
+        await check_start(m.parts, disks_of(m, short))
         manifest = short
         layers = replace(layers_at(manifest), active=new_id("lyr"), volumes_mode=volumes)
         if memory == "cold":  # which is how the row tells the next daemon, too
@@ -163,6 +164,11 @@ async def rollback(
             await m.settle(S.FAILED, error=f"rollback to {manifest.info.id} failed: {exc}")
         raise
     reach("rollback.outcome")
+
+
+def disks_of(m: SandboxMachine, manifest: Manifest) -> list[Path]:
+    """Return the files of a snapshot's disk, the oldest first."""
+    return [m.parts.layers.disk_path(ref.id) for ref in manifest.disk]
 
 
 async def rollback_again(

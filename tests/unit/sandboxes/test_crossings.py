@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -295,10 +297,10 @@ def test_a_wake_keeps_the_layers_that_it_chose_when_others_are_merged_meanwhile(
 
         chosen = merge(2)
 
-        async def merged_meanwhile(parts: Parts) -> None:
+        async def merged_meanwhile(parts: Parts, layers: Sequence[Path]) -> None:
             merge(3)
             await world.engine.collect()
-            await check(parts)
+            await check(parts, layers)
 
         monkeypatch.setattr(comeback, "check_start", merged_meanwhile)
         assert (await world.engine.wake(info.id)).state is S.RUNNING

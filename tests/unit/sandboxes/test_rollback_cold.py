@@ -13,12 +13,13 @@ from torpor.errors import (
     Conflict,
     GuestUnreachable,
     HostNotReady,
+    InsufficientResources,
     InvalidRequest,
     NotFound,
     SnapshotUnusable,
     VmmFailed,
 )
-from torpor.model import RestoreSpec, SandboxFilter, SandboxState, SnapshotId
+from torpor.model import MemoryChoice, RestoreSpec, SandboxFilter, SandboxState, SnapshotId
 from torpor.sandboxes.claims import Claim
 from torpor.vmm.base import HostSupport
 
@@ -132,6 +133,28 @@ def test_more_cpus_than_the_driver_gives_are_refused_before_anything_is_made(
         assert [found.id for found in (await world.engine.list(SandboxFilter())).items] == [info.id]
         assert (await world.engine.get(info.id)).state is S.RUNNING
         assert world.vmm(info.id).process.alive()
+
+    play(scene)
+
+
+@pytest.mark.parametrize("memory", ["ram", "cold"])
+def test_a_disk_that_has_no_room_to_be_copied_is_told_before_the_machine_ends(
+    play: Play, memory: MemoryChoice
+) -> None:
+    async def scene(world: World) -> None:
+        info = await world.create()
+        snap = await world.engine.snapshot(info.id)
+        world.driver.copies_bytes = 1 << 60
+        with pytest.raises(InsufficientResources):
+            await world.engine.rollback(info.id, snap.id, memory=memory)
+        assert (await world.engine.get(info.id)).state is S.RUNNING
+        assert world.vmm(info.id).process.alive()
+        world.driver.copies_bytes = 0
+        await world.engine.hibernate(info.id)
+        world.driver.copies_bytes = 1 << 60
+        with pytest.raises(InsufficientResources):
+            await world.engine.wake(info.id)
+        assert (await world.engine.get(info.id)).state is S.HIBERNATED
 
     play(scene)
 
