@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 from pathlib import Path
 from typing import BinaryIO
 
-from torpor.base.fsio import fsync_dir, open_plain, remove_tree
+from torpor.base.fsio import fsync_dir, open_plain, remove_all, remove_tree
 from torpor.base.home import Home
 from torpor.base.sparse import make_hole
 from torpor.base.units import MIB
@@ -45,7 +44,8 @@ def release_machine(folder: Path) -> None:
     try:
         ram.unlink(missing_ok=True)
     except OSError:  # a folder: `vm` is the VMM's to fill
-        shutil.rmtree(ram, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            remove_all(ram)
 
 
 async def remove_folder(folder: Path) -> None:

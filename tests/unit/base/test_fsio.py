@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import socket
 import stat
@@ -113,6 +114,7 @@ def test_a_tree_is_removed_however_deep_and_wide_it_is(
     os.mkfifo(tree / "0/one/two/pipe")
     (tree / "0/one/two/hard").hardlink_to(kept / "file")
     _deep(tree / "50/one/two", 1500)
+    gc.collect()  # what others left open is not to be closed meanwhile
     before = len(list(Path("/proc/self/fd").iterdir()))
     try:
         remove(tree)
@@ -121,7 +123,7 @@ def test_a_tree_is_removed_however_deep_and_wide_it_is(
         raise
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
     assert (kept / "file").read_text() == "kept"
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before
 
 
 def test_what_cannot_be_removed_is_told_and_all_else_is_gone(

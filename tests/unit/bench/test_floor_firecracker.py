@@ -14,7 +14,7 @@ from torpor.bench import floor_firecracker
 from torpor.bench.floor import FloorMachine
 from torpor.bench.floor_firecracker import FirecrackerFloor
 from torpor.errors import InvalidRequest, VmmFailed
-from torpor.vmm import kvm
+from torpor.vmm import confine, kvm
 from torpor.vmm.base import Disk, MachineSpec, SavedMachine
 from torpor.vmm.firecracker import network
 
@@ -60,6 +60,7 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     monkeypatch.setenv("TORPOR_FIRECRACKER", str(tools / "firecracker"))
     monkeypatch.setattr(kvm, "look", lambda: kvm.Kvm(True, "so the test says"))
+    monkeypatch.setattr(confine, "kvm_is_closed", lambda *_: False)
     monkeypatch.setattr(network, "check", lambda: None)
     monkeypatch.setattr(floor_firecracker, "_ENV", _environment(tmp_path, refuses=""))
     return tmp_path / "asked"

@@ -11,14 +11,13 @@ import asyncio
 import contextlib
 import os
 import re
-import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
 from torpor.base.aio import finish
-from torpor.base.fsio import open_plain, write_json
+from torpor.base.fsio import open_plain, remove_all, write_json
 from torpor.base.proc import ProcessId
 from torpor.errors import DataDamaged, InsufficientResources, VmmFailed
 from torpor.layers.space import full_disk_told, is_full
@@ -334,7 +333,7 @@ def _open_console(inner: Path) -> BinaryIO:
     except OSError:
         with contextlib.suppress(FileNotFoundError):
             if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
+                remove_all(path)
             else:
                 path.unlink()
     _make_file(inner, config.CONSOLE)
