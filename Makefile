@@ -24,7 +24,7 @@ test: ## Run the whole test suite (real machines included); PYTEST_ARGS=... for 
 	@# two processes, a file in one, in the order of tests/machines.py; each boots its machines in a home of its own
 	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
-test-rig: ## Run the suite of drivers that need KVM in emulated hosts that have it (17 minutes on 2 idle cores)
+test-rig: ## Run the suite of drivers that need KVM in emulated hosts that have it (14 minutes on 2 idle cores)
 	@scripts/bootstrap --dev
 	@$(BIN)/python -m tests.rig test --limit 1500 $(RIG_ARGS)
 
