@@ -24,7 +24,7 @@ from torpor.model_volumes import VolumesMode
 from torpor.sandboxes import capture
 from torpor.sandboxes import folder as files
 from torpor.sandboxes.birth import RenewalReason, hostname_of, renewal
-from torpor.sandboxes.fit import check_fits, check_network
+from torpor.sandboxes.fit import check_fits, check_network, check_vcpus
 from torpor.sandboxes.lifecycle import check_move
 from torpor.sandboxes.machine import SandboxMachine
 from torpor.sandboxes.presence import check_files
@@ -118,6 +118,7 @@ async def rollback(
         check_fits(manifest.info, m.parts.host, m.info.id)
     else:  # it may have been another driver's
         check_network(m.info.network, m.parts.host)
+        check_vcpus(manifest.info.vcpus, m.parts.host)
     m.parts.origin(manifest.info.id)  # it may have been deleted while we waited for our turn
     short = m.parts.layers.shortened(manifest)
     with m.parts.pins.held(manifest.info.id, *manifest.layer_ids, *short.layer_ids):

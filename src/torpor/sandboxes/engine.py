@@ -52,7 +52,6 @@ from torpor.sandboxes.claims import Claim
 from torpor.sandboxes.comeback import SLEEP
 from torpor.sandboxes.console import console
 from torpor.sandboxes.creation_calls import CreationCalls
-from torpor.sandboxes.fit import check_vcpus
 from torpor.sandboxes.goodness import GoodSnapshots
 from torpor.sandboxes.housekeeping import Housekeeping, upkeep
 from torpor.sandboxes.memories import AgentMemories
@@ -320,8 +319,6 @@ class Engine(CreationCalls, SnapshotCalls, TemplateCalls):
         manifest = self._parts.layers.get(check_snapshot_id(snapshot_id))
         task = await self._task(sandbox_id)
         self._parts.claims.check(sandbox_id, "rollback", holder)  # somebody may have come meanwhile
-        if memory == "cold":  # it may have been another driver's
-            check_vcpus(task.info.vcpus, self._parts.host)
         await task.rollback(
             manifest,
             memory,

@@ -15,6 +15,7 @@ from torpor.errors import HostNotReady, TorporError
 from torpor.vmm import cgroup, confine, kvm
 from torpor.vmm.base import HostSupport, Wall
 from torpor.vmm.firecracker import jail, network
+from torpor.vmm.versions import remembered
 
 MINIMUM = (1, 12)
 """First release whose network devices can be given another tap when a snapshot is loaded."""
@@ -59,7 +60,7 @@ async def find_firecracker() -> FirecrackerHost:
     if not found.is_real:
         raise HostNotReady(f"Firecracker needs KVM: {found.reason}", hint=found.fix)
     binary = find_binary()
-    version = await _version(binary)
+    version = await remembered(binary, _ask_version)
     if tuple(int(part) for part in version.split(".")[:2]) < MINIMUM:
         raise HostNotReady(
             f"{binary} is version {version}; {MINIMUM[0]}.{MINIMUM[1]} or newer is wanted",
@@ -134,18 +135,6 @@ async def probe() -> HostSupport:
         vcpus_most=VCPUS_MOST,
         walls=(host.jail_wall, limits),
     )
-
-
-_versions: dict[tuple[str, int, int, int], str] = {}
-"""What a binary said its version is, by path, inode, size and time of change."""
-
-
-async def _version(binary: Path) -> str:
-    found = await asyncio.to_thread(binary.stat)
-    key = (str(binary), found.st_ino, found.st_size, found.st_mtime_ns)
-    if key not in _versions:
-        _versions[key] = await _ask_version(binary)
-    return _versions[key]
 
 
 async def _ask_version(binary: Path) -> str:

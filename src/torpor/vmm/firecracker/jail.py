@@ -25,6 +25,7 @@ from torpor.vmm.base import Wall
 from torpor.vmm.confine import User
 from torpor.vmm.firecracker.config import CONSOLE
 from torpor.vmm.firecracker.given import GIVEN
+from torpor.vmm.versions import remembered
 
 SETTING = "TORPOR_JAILER"
 NAME = "jailer"
@@ -140,31 +141,19 @@ def _binary(named: str | None, firecracker: Path) -> Path | None:
     return Path(found).absolute() if found else None
 
 
-_versions: dict[tuple[str, int, int, int], str] = {}
-"""What a jailer said its version is, by path, inode, size and time of change."""
-
-
 async def _version(binary: Path) -> str | None:
     try:
-        found = await asyncio.to_thread(binary.stat)
-    except OSError:
-        return None
-    key = (str(binary), found.st_ino, found.st_size, found.st_mtime_ns)
-    if key not in _versions:
-        said = await _ask_version(binary)
-        if said is None:
-            return None
-        _versions[key] = said
-    return _versions[key]
-
-
-async def _ask_version(binary: Path) -> str | None:
-    try:
-        done = await proc.run([str(binary), "--version"], timeout_s=20)
+        return await remembered(binary, _ask_version)
     except (TorporError, OSError):
         return None
+
+
+async def _ask_version(binary: Path) -> str:
+    done = await proc.run([str(binary), "--version"], timeout_s=20)
     match = re.search(r"Jailer v(\d+\.\d+\.\d+)", done.stdout.decode("utf-8", "replace"))
-    return match[1] if match else None
+    if match is None:
+        raise HostNotReady(f"{binary} --version said nothing that is a version of the jailer")
+    return match[1]
 
 
 def _lacking(process: Path = Path("/proc/self")) -> str | None:

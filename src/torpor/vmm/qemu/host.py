@@ -19,6 +19,7 @@ from torpor.base.proc import run
 from torpor.errors import HostNotReady, InvalidRequest, TorporError
 from torpor.vmm import cgroup, confine, kvm
 from torpor.vmm.base import HostSupport
+from torpor.vmm.versions import remembered
 
 MINIMUM = (8, 2)
 """First release with all that restore needs: `rom=off`, and file migration as a plain file."""
@@ -69,7 +70,7 @@ async def find_qemu() -> QemuHost:
     image_tool = shutil.which("qemu-img")
     if image_tool is None:
         raise HostNotReady("qemu-img is not installed", hint=f"run: {_INSTALL}")
-    version = await _version(found)
+    version = await remembered(Path(found), _ask_version)
     if tuple(int(part) for part in version.split(".")[:2]) < MINIMUM:
         raise HostNotReady(
             f"{found} is version {version}; {MINIMUM[0]}.{MINIMUM[1]} or newer is wanted",
@@ -129,20 +130,8 @@ def cpu_identity(accel: Accel) -> str:
     return "tcg-max" if accel == "tcg" else kvm.cpu_identity()
 
 
-_versions: dict[tuple[str, int, int, int], str] = {}
-"""What a binary said its version is, by path, inode, size and time of change: starting it costs 40 ms."""
-
-
-async def _version(binary: str) -> str:
-    found = await asyncio.to_thread(Path(binary).stat)
-    key = (binary, found.st_ino, found.st_size, found.st_mtime_ns)
-    if key not in _versions:
-        _versions[key] = await _ask_version(binary)
-    return _versions[key]
-
-
-async def _ask_version(binary: str) -> str:
-    done = await run([binary, "--version"], timeout_s=20)
+async def _ask_version(binary: Path) -> str:
+    done = await run([str(binary), "--version"], timeout_s=20)
     match = re.search(r"version (\d+\.\d+(?:\.\d+)?)", done.stdout.decode("utf-8", "replace"))
     if match is None:
         raise HostNotReady(
